@@ -1,0 +1,141 @@
+"""
+Exceptions that *distdebug* raises on purpose.
+
+* DistdebugError
+  - RankSyntaxError (ValueError)
+  - MeshError (ValueError)
+  - DumpError (ValueError)
+    + NoDumpsError (FileNotFoundError)
+    + DumpFormatError
+  - RecorderError (RuntimeError)
+    + TooLateError
+    + NotRecordingError
+  - CaptureError
+  - MissingDependencyError (ImportError)
+"""
+
+from __future__ import annotations
+
+
+__all__ = [
+    "CaptureError",
+    "DistdebugError",
+    "DumpError",
+    "DumpFormatError",
+    "MeshError",
+    "MissingDependencyError",
+    "NoDumpsError",
+    "NotRecordingError",
+    "RankSyntaxError",
+    "RecorderError",
+    "TooLateError",
+]
+
+
+class DistdebugError(Exception):
+    """
+    Base class of everything *distdebug* raises on purpose.
+
+    ``str(exc)`` says what happened, with the values involved.  *remedy* says
+    what to do next; it travels as a note (:pep:`678`), so that tracebacks and
+    notebooks show it while the message itself stays short.
+
+    Instances survive pickling, because they cross process boundaries.
+
+    Args:
+        message: What happened.
+
+        remedy: What the caller can do about it.
+    """
+
+    remedy: str | None
+
+    def __init__(self, message: str, *, remedy: str | None = None) -> None:
+        super().__init__(message)
+        self.remedy = remedy
+        if remedy is not None:
+            self.add_note(f"Try: {remedy}")
+
+
+class RankSyntaxError(DistdebugError, ValueError):
+    """
+    A selection of ranks cannot be understood.
+
+    Args:
+        message: What was expected, and what stands there instead.
+
+        text: The whole selection.
+
+        position: Where in *text* reading stopped, counted from 0.
+    """
+
+    text: str
+    position: int
+
+    def __init__(self, message: str, text: str, position: int) -> None:
+        super().__init__(
+            f"{message} at position {position} of {text!r}",
+            remedy="write ranks(3), ranks(1,3,5), ranks(1:10:2), "
+            "or ranks(pp=2, dp=(1,3), tp=2:8)",
+        )
+        self.message = message
+        self.text = text
+        self.position = position
+
+    # Exceptions are rebuilt from ``args``, which do not match ``__init__``.
+    def __reduce__(self) -> tuple[type[RankSyntaxError], tuple[str, str, int]]:
+        return type(self), (self.message, self.text, self.position)
+
+
+class MeshError(DistdebugError, ValueError):
+    """
+    A mesh is malformed, does not fit the job, or does not have that place.
+    """
+
+
+class DumpError(DistdebugError, ValueError):
+    """
+    A recorded dump cannot be used.
+    """
+
+
+class NoDumpsError(DumpError, FileNotFoundError):
+    """
+    There is no Flight Recorder dump where one was looked for.
+    """
+
+
+class DumpFormatError(DumpError):
+    """
+    A file was read, but it is not what a Flight Recorder writes.
+    """
+
+
+class RecorderError(DistdebugError, RuntimeError):
+    """
+    The Flight Recorder of this process cannot do what was asked.
+    """
+
+
+class TooLateError(RecorderError):
+    """
+    Recording was set up after the first process group was created.
+    """
+
+
+class NotRecordingError(RecorderError):
+    """
+    There is no Flight Recorder to dump: none was built in, or it is off.
+    """
+
+
+class CaptureError(DistdebugError):
+    """
+    A running process could not be inspected.
+    """
+
+
+class MissingDependencyError(DistdebugError, ImportError):
+    """
+    An optional dependency is needed for this call and is not installed.
+    """

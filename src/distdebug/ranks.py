@@ -1,0 +1,317 @@
+"""
+Which ranks are meant?
+
+A selection such as ``ranks(1:10:2)`` or ``ranks(pp=2, dp=(1,3), tp=2:8)`` is
+parsed once and resolved against each job.  The same ranks are shown to people
+folded, as ``0-3,7``.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
+
+import attrs
+
+from ._rank_syntax import read_option, read_ranges, read_selection
+from .errors import MeshError, RankSyntaxError
+
+
+__all__ = [
+    "Mesh",
+    "RankSelection",
+    "fold_ranks",
+    "parse_rank_option",
+    "parse_ranks",
+    "unfold_ranks",
+]
+
+# More ranks than any job has; a range from outside must not fill the memory.
+_MOST_RANKS = 1 << 24
+
+
+def _pairs(
+    sizes: Mapping[str, int] | Iterable[tuple[str, int]],
+) -> tuple[tuple[str, int], ...]:
+    items = sizes.items() if isinstance(sizes, Mapping) else sizes
+    return tuple((name, size) for name, size in items)
+
+
+@attrs.frozen(repr=False)
+class Mesh(Mapping[str, int]):
+    """
+    How are the ranks of a job arranged?
+
+    A mapping from the name of each dimension to its size, outermost first.
+    Ranks are counted in row-major order: the last dimension varies fastest.
+
+    Args:
+        sizes: The size of each dimension by name, as a mapping or as pairs.
+
+    Raises:
+        distdebug.errors.MeshError: A name occurs twice, or a size is not
+            positive.
+    """
+
+    _sizes: tuple[tuple[str, int], ...] = attrs.field(
+        converter=_pairs, alias="sizes"
+    )
+
+    def __attrs_post_init__(self) -> None:
+        if len(dict(self._sizes)) != len(self._sizes):
+            msg = f"a mesh dimension occurs twice: {self}"
+            raise MeshError(msg)
+
+        if any(size < 1 for size in self.values()):
+            msg = f"the size of a mesh dimension must be positive: {self}"
+            raise MeshError(msg)
+
+    def __getitem__(self, name: str) -> int:
+        return dict(self._sizes)[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name, _ in self._sizes)
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def __repr__(self) -> str:
+        return f"Mesh({dict(self._sizes)!r})"
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}={size}" for name, size in self._sizes)
+
+    @property
+    def world_size(self) -> int:
+        """
+        How many ranks the mesh holds.
+        """
+        return math.prod(self.values())
+
+    def coordinates(self, rank: int) -> dict[str, int]:
+        """
+        Where does a rank sit?
+
+        Args:
+            rank: Global rank.
+
+        Returns:
+            Its index in each dimension, outermost first.
+
+        Raises:
+            distdebug.errors.MeshError: There is no such rank.
+        """
+        if not 0 <= rank < self.world_size:
+            msg = f"rank {rank} is not in the mesh {self}"
+            raise MeshError(msg)
+
+        found = {}
+        for name, size in reversed(self._sizes):
+            rank, found[name] = divmod(rank, size)
+
+        return {name: found[name] for name in self}
+
+    def rank_of(self, coordinates: Mapping[str, int]) -> int:
+        """
+        Which rank sits there?
+
+        Args:
+            coordinates: The index in each dimension, in any order.
+
+        Returns:
+            The global rank.
+
+        Raises:
+            distdebug.errors.MeshError: A dimension is missing or unknown, or
+                an index is outside of its dimension.
+        """
+        if coordinates.keys() != self.keys() or any(
+            not 0 <= coordinates[name] < size for name, size in self.items()
+        ):
+            msg = f"{dict(coordinates)} is not in the mesh {self}"
+            raise MeshError(msg)
+
+        rank = 0
+        for name, size in self.items():
+            rank = rank * size + coordinates[name]
+
+        return rank
+
+
+@attrs.frozen(kw_only=True)
+class RankSelection:
+    """
+    A selection of ranks that is not tied to a job yet.
+
+    Either *by_rank* or *by_dimension* is empty.  Ranges may reach beyond what
+    exists.
+
+    Attributes:
+        by_rank: Global ranks, as ranges that may overlap.
+
+        by_dimension: The wanted indexes in some dimensions of a mesh, by name
+            of the dimension.  Other dimensions are not restricted.
+
+        text: How it was written.
+    """
+
+    by_rank: tuple[range, ...] = ()
+    by_dimension: tuple[tuple[str, tuple[range, ...]], ...] = ()
+    text: str = attrs.field(default="", eq=False)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def resolve(
+        self, mesh: Mapping[str, int] | None, world_size: int
+    ) -> tuple[int, ...]:
+        """
+        Which ranks of this job are meant?
+
+        What does not exist selects nothing: neither ranks outside of the job,
+        nor a dimension that the mesh does not have.
+
+        Args:
+            mesh: Size of each dimension, outermost first; `None` or empty if
+                the job has no mesh.
+
+            world_size: How many ranks the job has.
+
+        Returns:
+            Global ranks, ascending, each once.
+
+        Raises:
+            distdebug.errors.MeshError: Dimensions are asked for, and *mesh*
+                does not hold exactly *world_size* ranks.
+        """
+        if not self.by_dimension:
+            return _union(self.by_rank, world_size)
+
+        if self.unknown_dimensions(mesh):
+            return ()
+
+        whole = Mesh(mesh or {})
+        if whole.world_size != world_size:
+            msg = (
+                f"a mesh of {whole.world_size} ranks ({whole}) "
+                f"does not cover a job of {world_size}"
+            )
+            raise MeshError(msg)
+
+        wanted = dict(self.by_dimension)
+        ranks = [0]
+        for name, size in whole.items():
+            here = _union(wanted.get(name, (range(size),)), size)
+            ranks = [rank * size + index for rank in ranks for index in here]
+
+        return tuple(ranks)
+
+    def unknown_dimensions(
+        self, mesh: Mapping[str, int] | None
+    ) -> tuple[str, ...]:
+        """
+        Which of the dimensions asked for does the mesh not have?
+
+        If there is one, the selection selects nothing.
+
+        Args:
+            mesh: Size of each dimension, or `None`.
+
+        Returns:
+            Names, in the order of the selection.
+        """
+        return tuple(
+            name for name, _ in self.by_dimension if name not in (mesh or {})
+        )
+
+
+def parse_ranks(text: str) -> RankSelection:
+    """
+    Which ranks does a text such as ``ranks(1:10:2)`` mean?
+
+    Args:
+        text: ``ranks(3)``, ``ranks(1,3,5)``, ``ranks(1:10:2)``, or
+            ``ranks(pp=2, dp=(1,3), tp=2:8)``.
+
+    Returns:
+        The selection, to be resolved against a job.
+
+    Raises:
+        distdebug.errors.RankSyntaxError: *text* is something else.
+    """
+    by_rank, by_dimension = read_selection(text)
+    return RankSelection(by_rank=by_rank, by_dimension=by_dimension, text=text)
+
+
+def parse_rank_option(text: str) -> RankSelection:
+    """
+    Which ranks does a person mean on the command line?
+
+    Args:
+        text: What :func:`parse_ranks` takes, or ranks as we print them, such
+            as ``0-3,7``.
+
+    Returns:
+        The selection, to be resolved against a job.
+
+    Raises:
+        distdebug.errors.RankSyntaxError: *text* is something else.
+    """
+    by_rank, by_dimension = read_option(text)
+    return RankSelection(by_rank=by_rank, by_dimension=by_dimension, text=text)
+
+
+def fold_ranks(ranks: Iterable[int]) -> str:
+    """
+    How are many ranks written in few characters?
+
+    Args:
+        ranks: Ranks in any order, none of them negative.
+
+    Returns:
+        Ascending ranges, such as ``"0-3,7"``; ``""`` if there is no rank.
+    """
+    parts = []
+    # Within a run of neighbours, a rank and its position differ by a constant.
+    ordered = enumerate(sorted(set(ranks)))
+    for _, run in groupby(ordered, key=lambda pair: pair[1] - pair[0]):
+        first, *others = (rank for _, rank in run)
+        parts.append(f"{first}-{others[-1]}" if others else f"{first}")
+
+    return ",".join(parts)
+
+
+def unfold_ranks(text: str) -> tuple[int, ...]:
+    """
+    Which ranks does a folded text such as ``0-3,7`` mean?
+
+    Args:
+        text: What :func:`fold_ranks` returned.
+
+    Returns:
+        Ranks, ascending, each once.
+
+    Raises:
+        distdebug.errors.RankSyntaxError: *text* is something else, or means
+            more ranks than any job has.
+    """
+    if not text.strip(" \t\r\n"):
+        return ()
+
+    ranges = read_ranges(text)
+    if sum(map(len, ranges)) > _MOST_RANKS:
+        msg = f"expected at most {_MOST_RANKS} ranks"
+        raise RankSyntaxError(msg, text, 0)
+
+    return _union(ranges, sys.maxsize)
+
+
+def _union(ranges: tuple[range, ...], size: int) -> tuple[int, ...]:
+    below = [range(r.start, min(r.stop, size), r.step) for r in ranges]
+    if len(below) == 1:
+        return tuple(below[0])
+
+    return tuple(sorted({n for r in below for n in r}))
