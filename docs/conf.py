@@ -1,0 +1,54 @@
+"""
+How is the documentation built?
+"""
+
+from __future__ import annotations
+
+import builtins
+
+import distdebug
+
+
+project = "distdebug"
+author = "The distdebug authors"
+project_copyright = "2026, The distdebug authors"
+release = distdebug.__version__
+
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.doctest",
+    "sphinx.ext.napoleon",
+    "sphinx_copybutton",
+]
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+exclude_patterns = ["_build"]
+html_theme = "furo"
+html_title = "distdebug"
+
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+napoleon_numpy_docstring = False
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
+# References into distdebug must resolve.  Those to Python and to other packages
+# cannot: that takes their inventories, and the build uses no network.
+nitpick_ignore = [("py:class", name) for name in dir(builtins)]
+nitpick_ignore_regex = [
+    ("py:.*", rf"({package})(\..*)?")
+    for package in (
+        "argparse",
+        "attrs",
+        "collections",
+        "concurrent",
+        "datetime",
+        "enum",
+        "json",
+        "numpy",
+        "pathlib",
+        "torch",
+        "typing",
+    )
+]

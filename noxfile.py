@@ -1,0 +1,121 @@
+"""
+Is everything in order?  Each session answers a part of that.
+
+The sessions that run by default share the environment that nox itself is
+installed in: torch is too large for one environment each.  The README's test
+command makes that environment and runs them all.
+"""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+
+from pathlib import Path
+
+import nox
+
+
+nox.needs_version = ">=2025.5.1"
+nox.options.default_venv_backend = "none"
+nox.options.sessions = ["lint", "typing", "docs", "tests", "integration"]
+
+PYPROJECT = nox.project.load_toml()
+
+# The tools lie beside nox, also if its environment is not activated.
+os.environ["PATH"] = os.pathsep.join(
+    [sysconfig.get_path("scripts"), os.environ.get("PATH", "")]
+)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """
+    Are style, layers, and docstrings as agreed?
+    """
+    session.run("ruff", "check")
+    session.run("ruff", "format", "--check")
+    session.run("lint-imports")
+    session.run("interrogate")
+
+
+@nox.session
+def typing(session: nox.Session) -> None:
+    """
+    Do our types hold, and what users see of them?
+    """
+    session.run("mypy", *session.posargs)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """
+    Does the documentation build, and do its examples run?
+    """
+    for builder in ("html", "doctest"):
+        session.run(
+            *("sphinx-build", "--fail-on-warning", "--nitpicky", "--quiet"),
+            *("-b", builder, "docs", f"docs/_build/{builder}"),
+        )
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """
+    Do units and laws hold, and do unit tests reach 95 % of the branches?
+    """
+    session.run("coverage", "run", "-m", "pytest", "tests/unit")
+    session.run("coverage", "report", "--fail-under=95")
+    session.run("pytest", "tests/property")
+
+
+@nox.session
+def integration(session: nox.Session) -> None:
+    """
+    Does it work on real jobs of several processes?
+    """
+    session.run("pytest", "tests/integration", *session.posargs)
+
+
+@nox.session(default=False)
+def bench(session: nox.Session) -> None:
+    """
+    How long does it take, and how does that grow with the job?
+    """
+    session.run("pytest", "benchmarks", *session.posargs)
+
+
+@nox.session(default=False, venv_backend="venv")
+def minimums(session: nox.Session) -> None:
+    """
+    Do the oldest dependencies that we promise still do, and no torch?
+    """
+    oldest = [
+        requirement.replace(">=", "==")
+        for requirement in PYPROJECT["project"]["dependencies"]
+    ]
+    groups = nox.project.dependency_groups(PYPROJECT, "tests")
+    session.install("-e", ".", *oldest, *groups)
+    session.run("pytest", "tests/unit", "tests/property", *session.posargs)
+
+
+@nox.session(default=False, venv_backend="venv")
+def build(session: nox.Session) -> None:
+    """
+    Can it be packed, and does what was packed work?
+    """
+    dist = session.create_tmp()
+    session.install("build", "twine")
+    session.run("python", "-m", "build", "--outdir", dist)
+    packages = [str(path) for path in Path(dist).iterdir()]
+    session.run("twine", "check", "--strict", *packages)
+    session.install(*(path for path in packages if path.endswith(".whl")))
+    session.run("distdebug", "--help")
+
+
+@nox.session(default=False)
+def changelog(session: nox.Session) -> None:
+    """
+    What will the next release say?
+    """
+    session.run("towncrier", "build", "--draft", "--version", "next")

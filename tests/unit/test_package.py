@@ -1,0 +1,174 @@
+"""
+The package itself: its public names, and what importing it costs.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.metadata
+import pkgutil
+import subprocess
+import sys
+import tomllib
+
+from pathlib import Path
+
+import pytest
+
+import distdebug
+
+
+ROOT = Path(distdebug.__file__).parents[1]
+REPOSITORY = Path(__file__).parents[2]
+
+
+def names_for_type_checkers():
+    """
+    The module of each name in the block that only type checkers read.
+    """
+    tree = ast.parse(Path(distdebug.__file__).read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+
+    return {
+        alias.name: statement.module
+        for statement in block.body
+        for alias in statement.names
+    }
+
+
+def test_import_is_light():
+    """
+    Importing the package loads nothing but the package itself.
+    """
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT)!r}); "
+        "before = set(sys.modules); import distdebug; "
+        "print(*sorted(set(sys.modules) - before))"
+    )
+
+    got = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    ).stdout.split()
+
+    assert {"distdebug"} == set(got) - {"__future__"}
+
+
+class TestNames:
+    def test_agree(self):
+        """
+        Table, ``__all__``, and type checkers have the same names, sorted.
+        """
+        assert distdebug._HOME == names_for_type_checkers()
+        assert distdebug.__all__ == sorted(distdebug._HOME)
+
+    @pytest.mark.parametrize("name", distdebug.__all__)
+    def test_resolve(self, name):
+        """
+        Every public name is what its home says it is.
+        """
+        home = importlib.import_module(f"distdebug.{distdebug._HOME[name]}")
+
+        assert getattr(home, name) is getattr(distdebug, name)
+        assert name in home.__all__
+
+    def test_no_module_hides_a_name(self):
+        """
+        No module bears a public name: importing it would hide the name.
+        """
+        modules = {m.name for m in pkgutil.iter_modules(distdebug.__path__)}
+
+        assert not modules & set(distdebug.__all__)
+
+    def test_all_errors(self):
+        """
+        Every error can be caught by a public name.
+        """
+        errors = importlib.import_module("distdebug.errors")
+
+        assert set(errors.__all__) <= set(distdebug.__all__)
+
+    def test_dir(self):
+        """
+        Completion offers the public names.
+        """
+        assert set(distdebug.__all__) <= set(dir(distdebug))
+
+    def test_unknown(self):
+        """
+        A name that does not exist is an ordinary attribute error.
+        """
+        with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+            distdebug.nonsense  # noqa: B018
+
+
+class TestVersion:
+    @pytest.fixture(autouse=True)
+    def forget(self):
+        """
+        The version is looked up once more.
+        """
+        vars(distdebug).pop("__version__", None)
+        yield
+        vars(distdebug).pop("__version__", None)
+
+    def test_installed(self, monkeypatch):
+        """
+        The version is that of the installed distribution.
+        """
+        monkeypatch.setattr(importlib.metadata, "version", lambda _: "1.2.3")
+
+        assert "1.2.3" == distdebug.__version__
+
+    def test_not_installed(self, monkeypatch):
+        """
+        Run from a checkout, the version is unknown, and that is no error.
+        """
+
+        def version(name):
+            raise importlib.metadata.PackageNotFoundError(name)
+
+        monkeypatch.setattr(importlib.metadata, "version", version)
+
+        assert "unknown" == distdebug.__version__
+
+
+class TestDocumentation:
+    @pytest.fixture(autouse=True)
+    def checkout(self):
+        """
+        These tests read files that only a checkout has.
+        """
+        if not (REPOSITORY / "docs").is_dir():
+            pytest.skip("the documentation is not here")
+
+    @pytest.mark.parametrize("home", sorted(set(distdebug._HOME.values())))
+    def test_reference(self, home):
+        """
+        Every module with a public name has its place in the reference.
+        """
+        pages = (REPOSITORY / "docs" / "reference").glob("*.md")
+
+        assert any(
+            f".. automodule:: distdebug.{home}\n" in page.read_text("utf-8")
+            for page in pages
+        )
+
+    def test_layers(self):
+        """
+        The architecture names every layer that the linter holds.
+        """
+        config = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+        (contract,) = config["tool"]["importlinter"]["contracts"]
+        page = (REPOSITORY / "docs" / "architecture.md").read_text("utf-8")
+
+        assert [] == [
+            room
+            for layer in contract["layers"]
+            for room in layer.strip("()").split(" | ")
+            if f"`{room.strip()}`" not in page
+        ]
