@@ -36,7 +36,7 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("lint-imports")
-    session.run("interrogate")
+    session.run("interrogate", "src", "tests")
 
 
 @nox.session

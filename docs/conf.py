@@ -6,6 +6,11 @@ from __future__ import annotations
 
 import builtins
 
+from docutils.nodes import Element, reference
+from sphinx.addnodes import pending_xref
+from sphinx.application import Sphinx
+from sphinx.environment import BuildEnvironment
+
 import distdebug
 
 
@@ -52,3 +57,34 @@ nitpick_ignore_regex = [
         "typing",
     )
 ]
+
+
+def public_name(
+    app: Sphinx,
+    env: BuildEnvironment,
+    node: pending_xref,
+    contnode: Element,
+) -> reference | None:
+    """
+    What does ``distdebug.<name>`` refer to?  To the name in its module.
+    """
+    package, _, name = node.get("reftarget", "").rpartition(".")
+    if package != "distdebug" or name not in distdebug.__all__:
+        return None
+
+    return env.domains.python_domain.resolve_xref(
+        env,
+        node.get("refdoc", ""),
+        app.builder,
+        node["reftype"],
+        f"{getattr(distdebug, name).__module__}.{name}",
+        node,
+        contnode,
+    )
+
+
+def setup(app: Sphinx) -> None:
+    """
+    Teach Sphinx about our public names.
+    """
+    app.connect("missing-reference", public_name)

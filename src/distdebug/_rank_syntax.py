@@ -96,6 +96,9 @@ class _Reader:
         self.missed: list[str] = []  # what was looked for since then
 
     def sees(self, token: str) -> re.Match[str] | None:
+        """
+        Find out whether *token* comes next, and note if not.
+        """
         match = _TOKENS[token].match(self.text, self.position)
         if match is None:
             self.missed.append(token if " " in token else repr(token))
@@ -103,6 +106,9 @@ class _Reader:
         return match
 
     def accept(self, token: str) -> str | None:
+        """
+        Read *token* if it comes next.
+        """
         match = self.sees(token)
         if match is None:
             return None
@@ -112,6 +118,9 @@ class _Reader:
         return match[1]
 
     def expect(self, token: str) -> str:
+        """
+        Read *token*, which must come next.
+        """
         found = self.accept(token)
         if found is None:
             self._fail_here()
@@ -119,11 +128,17 @@ class _Reader:
         return found
 
     def number(self) -> int:
+        """
+        Read a number, which must come next.
+        """
         digits = self.expect(_NUMBER).lstrip("0") or "0"
         # int() refuses thousands of digits.
         return min(int(digits[:20]), _LARGEST)
 
     def fail(self, message: str) -> NoReturn:
+        """
+        Refuse the token that was accepted last.
+        """
         raise RankSyntaxError(message, self.text, self.start)
 
     def _fail_here(self) -> NoReturn:

@@ -1,17 +1,19 @@
 """
 Exceptions that *distdebug* raises on purpose.
 
-* DistdebugError
-  - RankSyntaxError (ValueError)
-  - MeshError (ValueError)
-  - DumpError (ValueError)
-    + NoDumpsError (FileNotFoundError)
-    + DumpFormatError
-  - RecorderError (RuntimeError)
-    + TooLateError
-    + NotRecordingError
-  - CaptureError
-  - MissingDependencyError (ImportError)
+::
+
+    DistdebugError
+    ├── RankSyntaxError (ValueError)
+    ├── MeshError (ValueError)
+    ├── DumpError (ValueError)
+    │   ├── NoDumpsError (FileNotFoundError)
+    │   └── DumpFormatError
+    ├── RecorderError (RuntimeError)
+    │   ├── TooLateError
+    │   └── NotRecordingError
+    ├── CaptureError
+    └── MissingDependencyError (ImportError)
 """
 
 from __future__ import annotations
