@@ -9,6 +9,7 @@ command makes that environment and runs them all.
 from __future__ import annotations
 
 import os
+import shutil
 import sysconfig
 
 from pathlib import Path
@@ -105,6 +106,7 @@ def build(session: nox.Session) -> None:
     Can it be packed, and does what was packed work?
     """
     dist = session.create_tmp()
+    shutil.rmtree(dist)
     session.install("build", "twine")
     session.run("python", "-m", "build", "--outdir", dist)
     packages = [str(path) for path in Path(dist).iterdir()]
