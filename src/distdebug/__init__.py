@@ -29,12 +29,13 @@ if TYPE_CHECKING:
     )
     from .findings import Cause, Diagnosis, Evidence, Finding
     from .flight_recorder.analyze import FlightReport, analyze_dumps
-    from .flight_recorder.dump import dump_flight_recorder, request_dumps
+    from .flight_recorder.dump import dump_flight_recorder
     from .flight_recorder.enable import (
         RecorderSettings,
         enable_flight_recorder,
     )
     from .flight_recorder.read import read_dumps
+    from .flight_recorder.request import request_dumps
     from .ranks import Mesh, RankSelection, fold_ranks, parse_ranks
 
 
@@ -97,7 +98,7 @@ _HOME = {
     "fold_ranks": "ranks",
     "parse_ranks": "ranks",
     "read_dumps": "flight_recorder.read",
-    "request_dumps": "flight_recorder.dump",
+    "request_dumps": "flight_recorder.request",
 }
 
 
