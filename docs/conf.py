@@ -35,6 +35,7 @@ html_title = "distdebug"
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 napoleon_numpy_docstring = False
+napoleon_use_ivar = True
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 
@@ -50,8 +51,10 @@ nitpick_ignore_regex = [
         "concurrent",
         "datetime",
         "enum",
+        "faulthandler",
         "json",
         "numpy",
+        "os",
         "pathlib",
         "torch",
         "typing",
@@ -66,10 +69,10 @@ def public_name(
     contnode: Element,
 ) -> reference | None:
     """
-    What does ``distdebug.<name>`` refer to?  To the name in its module.
+    What does a public name refer to?  To that name in its module.
     """
     package, _, name = node.get("reftarget", "").rpartition(".")
-    if package != "distdebug" or name not in distdebug.__all__:
+    if package not in {"", "distdebug"} or name not in distdebug.__all__:
         return None
 
     return env.domains.python_domain.resolve_xref(
@@ -77,7 +80,7 @@ def public_name(
         node.get("refdoc", ""),
         app.builder,
         node["reftype"],
-        f"{getattr(distdebug, name).__module__}.{name}",
+        f"distdebug.{distdebug._HOME[name]}.{name}",
         node,
         contnode,
     )

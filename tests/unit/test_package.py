@@ -176,7 +176,7 @@ class TestDocumentation:
         The architecture names every layer that the linter holds.
         """
         config = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
-        (contract,) = config["tool"]["importlinter"]["contracts"]
+        contract = config["tool"]["importlinter"]["contracts"][0]
         page = (REPOSITORY / "docs" / "architecture.md").read_text("utf-8")
         rooms = re.findall(r"\w+", " ".join(contract["layers"]))
 
