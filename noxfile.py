@@ -66,8 +66,8 @@ def tests(session: nox.Session) -> None:
     Do units and laws hold, and do unit tests reach 95 % of the branches?
     """
     session.run("coverage", "run", "-m", "pytest", "tests/unit")
-    session.run("coverage", "report", "--fail-under=95")
     session.run("pytest", "tests/property")
+    session.run("coverage", "report", "--fail-under=95")
 
 
 @nox.session
