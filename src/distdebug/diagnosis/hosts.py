@@ -1,0 +1,140 @@
+"""
+What was each rank doing on its host?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import attrs
+
+from ..findings import Cause, Evidence, Location
+from ..flight_recorder.columns import Dumps
+from ..flight_recorder.sidecar import Sidecar
+from ..location import user_location
+from ..stacks.explain import explain_threads
+from ..stacks.model import ProcessStacks, StackFrame, ThreadStack
+
+
+__all__ = ["HostView", "host_views"]
+
+
+@attrs.frozen(kw_only=True)
+class HostView:
+    """
+    What the host side of one rank tells.
+
+    Attributes:
+        rank: Global rank.
+
+        cause: What its main thread is doing; ``None`` if no rule knows.
+
+        location: The line of user code that it is in.
+
+        evidence: The stack that says so.
+
+        error: The exception that ended it, in one line, or ``""``.
+
+        has_exited: Whether it ended without an error.
+    """
+
+    rank: int
+    cause: Cause | None = None
+    location: Location | None = None
+    evidence: Evidence | None = None
+    error: str = ""
+    has_exited: bool = False
+
+
+def host_views(
+    dumps: Dumps, stacks: Iterable[ProcessStacks]
+) -> Mapping[int, HostView]:
+    """
+    Join side-cars and stacks by rank.
+
+    Args:
+        dumps: Its side-cars tell the rank of a process, and hold the stacks
+            that the process took of itself.
+
+        stacks: What was captured from outside; newer, so it wins.
+
+    Returns:
+        One view per rank about which anything is known.
+    """
+    rank_of = {(s.host, s.pid): s.rank for s in dumps.sidecars.values()}
+    captured = {}
+    for process in stacks:
+        rank = process.rank
+        if rank is None:
+            rank = rank_of.get((process.host or "", process.pid))
+        if rank is None:
+            rank = _only_one(process.pid, rank_of)
+        if rank is not None:
+            captured[rank] = process
+
+    return {
+        rank: _view(rank, dumps.sidecars.get(rank), captured.get(rank))
+        for rank in {*dumps.sidecars, *captured}
+    }
+
+
+def _only_one(pid: int, rank_of: Mapping[tuple[str, int], int]) -> int | None:
+    ranks = [rank for (_, p), rank in rank_of.items() if p == pid]
+    return ranks[0] if len(ranks) == 1 else None
+
+
+def _view(
+    rank: int, sidecar: Sidecar | None, process: ProcessStacks | None
+) -> HostView:
+    if process is None and sidecar is not None and sidecar.threads:
+        process = _own_stacks(sidecar)
+    view = HostView(
+        rank=rank,
+        error=sidecar.error if sidecar else "",
+        has_exited=sidecar is not None
+        and sidecar.reason == "exit"
+        and not sidecar.error,
+    )
+    main = _main_thread(process) if process is not None else None
+    if process is None or main is None:
+        return view
+
+    explained = explain_threads(process.threads)
+    where = user_location(main.frames)
+    quote = " ← ".join(
+        f"{f.name} ({f.filename}:{f.line})" for f in main.frames[:3]
+    )
+    return attrs.evolve(
+        view,
+        cause=explained[0] if explained else None,
+        location=where,
+        evidence=Evidence(
+            kind="stack",
+            source=process.source,
+            location=f"rank {rank}, thread {main.name}",
+            quote=quote,
+        ),
+    )
+
+
+def _main_thread(process: ProcessStacks) -> ThreadStack | None:
+    with_frames = [t for t in process.threads if t.frames]
+    main = [t for t in with_frames if t.is_main]
+    return next(iter(main or with_frames), None)
+
+
+def _own_stacks(sidecar: Sidecar) -> ProcessStacks:
+    return ProcessStacks(
+        pid=sidecar.pid,
+        rank=sidecar.rank,
+        host=sidecar.host,
+        source=sidecar.path,
+        threads=tuple(
+            ThreadStack(
+                name=name,
+                frames=tuple(StackFrame(*frame) for frame in frames),
+                is_main=name == "MainThread",
+            )
+            for name, frames in sidecar.threads
+        ),
+    )

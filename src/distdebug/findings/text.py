@@ -1,0 +1,97 @@
+"""
+How is a conclusion shown on a terminal?
+
+The verdict comes first, and its first line alone is fit for a ticket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from .._text import clean, text_table
+from ..ranks import fold_ranks
+from .model import Diagnosis, Finding, GroupProgress, Missing
+
+
+__all__ = [
+    "diagnosis_text",
+    "finding_lines",
+    "group_table",
+    "missing_lines",
+]
+
+_MOST_ROWS = 24
+_MOST_FINDINGS = 6
+
+
+def diagnosis_text(d: Diagnosis) -> str:
+    """
+    Write a diagnosis as text: the verdict first, then what it rests on.
+    """
+    parts = ["\n".join(finding_lines(d.verdict))]
+    parts += [
+        "\n".join(["also:", *finding_lines(f)])
+        for f in d.findings[:_MOST_FINDINGS]
+        if f != d.verdict
+    ]
+    if d.groups:
+        parts.append(group_table(d.groups))
+    if d.victims:
+        parts.append(f"merely waiting: ranks {fold_ranks(d.victims)}")
+    if d.missing:
+        parts.append("\n".join(missing_lines(d.missing)))
+
+    return "\n\n".join(parts)
+
+
+def finding_lines(finding: Finding) -> Iterable[str]:
+    """
+    Write one finding as lines: the sentence, then evidence and remedy.
+    """
+    yield f"{clean(finding.summary, limit=400)}"
+    yield f"  cause: {finding.cause} ({finding.confidence})"
+    for e in finding.evidence[:6]:
+        where = f"{e.location}: " if e.location else ""
+        yield f"  {e.kind}: {clean(where + e.quote, limit=160)}"
+    if finding.remedy:
+        yield f"  next: {finding.remedy}"
+
+
+def group_table(groups: Sequence[GroupProgress]) -> str:
+    """
+    Write the progress of groups as a table, the stuck ones first.
+    """
+    ordered = sorted(groups, key=lambda g: (not g.waiting, -len(g.ranks)))
+    rows = [
+        (
+            f"{g.name}: {g.desc}" if g.desc else g.name,
+            fold_ranks(g.ranks),
+            g.last_completed,
+            g.furthest,
+            fold_ranks(g.waiting) if g.waiting else "-",
+            fold_ranks(g.absent) if g.absent else "-",
+        )
+        for g in ordered[:_MOST_ROWS]
+    ]
+    headers = ("group", "ranks", "completed", "furthest", "waiting", "absent")
+    table = text_table(headers, rows)
+    hidden = len(ordered) - len(rows)
+    return f"{table}\n… and {hidden} more groups" if hidden else table
+
+
+def missing_lines(missing: Sequence[Missing]) -> Iterable[str]:
+    """
+    Write what could not be looked at as lines, equal reasons folded.
+    """
+    by_reason: dict[tuple[str, str], list[Missing]] = {}
+    for m in missing:
+        by_reason.setdefault((m.what, m.reason), []).append(m)
+    for (what, reason), rows in list(by_reason.items())[:_MOST_ROWS]:
+        ranks = [m.rank for m in rows if m.rank is not None]
+        who = f" of ranks {fold_ranks(ranks)}" if ranks else ""
+        source = (
+            f" [{rows[0].source}]" if len(rows) == 1 and rows[0].source else ""
+        )
+        yield clean(f"missing: {what}{who}: {reason}{source}", limit=300)
+    if len(by_reason) > _MOST_ROWS:
+        yield f"… and {len(by_reason) - _MOST_ROWS} more"

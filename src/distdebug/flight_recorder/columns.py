@@ -1,0 +1,287 @@
+"""
+What do the dumps of all ranks say, in columns?
+
+Eight million records do not fit into objects.  Each rank keeps one NumPy array
+per field; operations, shapes, and groups are codes into tables that all ranks
+share, so that ranks are compared by comparing integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+import numpy as np
+
+from numpy.typing import NDArray
+
+from ..findings import Missing
+from .sidecar import Sidecar
+
+
+__all__ = [
+    "COMPLETED",
+    "SCHEDULED",
+    "STARTED",
+    "Dumps",
+    "Entries",
+    "Frame",
+    "GroupConfig",
+    "GroupStatus",
+    "RankDump",
+    "Shape",
+]
+
+SCHEDULED, STARTED, COMPLETED = 0, 1, 2
+
+
+@attrs.frozen
+class Shape:
+    """
+    What went in and out of a call: sizes and types of its tensors.
+    """
+
+    input_sizes: tuple[tuple[int, ...], ...]
+    input_dtypes: tuple[str, ...]
+    output_sizes: tuple[tuple[int, ...], ...]
+    output_dtypes: tuple[str, ...]
+
+
+@attrs.frozen
+class Frame:
+    """
+    One line of a Python stack.
+    """
+
+    name: str
+    filename: str
+    line: int
+
+
+@attrs.frozen
+class GroupConfig:
+    """
+    One process group as a rank sees it.
+
+    Attributes:
+        name: The name torch gave it.
+
+        desc: Its description; ``""`` if unknown.
+
+        ranks: Global ranks in group order; empty if unknown (as on Gloo).
+    """
+
+    name: str
+    desc: str
+    ranks: tuple[int, ...]
+
+
+@attrs.frozen
+class GroupStatus:
+    """
+    The counters that torch keeps beside the ring; -1 means none yet.
+    """
+
+    enqueued: int
+    started: int
+    completed: int
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Entries:
+    """
+    The records of one rank, oldest first: one array per field, equally long.
+
+    Attributes:
+        record_id: Counts all records of the process.
+
+        pg_id: Number of the process group in this process.
+
+        group: Code into ``Dumps.groups``.
+
+        seq: Number of the collective in its group.
+
+        p2p_seq: Number of the point-to-point operation in its group.
+
+        op_id: Number of the operation in its group, of any kind.
+
+        op: Code into ``Dumps.ops``.
+
+        shape: Code into ``Dumps.shapes``.
+
+        state: `SCHEDULED`, `STARTED`, or `COMPLETED`.
+
+        created_ns: When the host enqueued it, by the clock of its host.
+
+        started_ns: When torch noticed that it started; 0 if not.
+
+        completed_ns: When torch noticed that it completed; 0 if not.
+
+        duration_ms: Time on the device; NaN if not measured.
+
+        retired: Whether torch stopped watching it.
+
+        timeout_ms: Its time-out; 0 if not recorded.
+
+        is_p2p: Whether it is point-to-point.
+    """
+
+    record_id: NDArray[np.int64]
+    pg_id: NDArray[np.int32]
+    group: NDArray[np.int32]
+    seq: NDArray[np.int64]
+    p2p_seq: NDArray[np.int64]
+    op_id: NDArray[np.int64]
+    op: NDArray[np.int32]
+    shape: NDArray[np.int32]
+    state: NDArray[np.int8]
+    created_ns: NDArray[np.int64]
+    started_ns: NDArray[np.int64]
+    completed_ns: NDArray[np.int64]
+    duration_ms: NDArray[np.float64]
+    retired: NDArray[np.bool_]
+    timeout_ms: NDArray[np.int64]
+    is_p2p: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.record_id)
+
+    def take(self, rows: NDArray[Any]) -> Entries:
+        """
+        The records at *rows*: positions, or one boolean per record.
+        """
+        return Entries(
+            **{
+                f.name: getattr(self, f.name)[rows]
+                for f in attrs.fields(Entries)
+            }
+        )
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class RankDump:
+    """
+    What one rank recorded.
+
+    Attributes:
+        rank: Global rank.
+
+        path: The file it was read from.
+
+        version: Version of the format; ``""`` for torch ≤ 2.2.
+
+        entries: Its records.
+
+        configs: The process groups this rank knows.
+
+        status: The counters of each group, by its number in this process.
+
+        comm_lib_version: Version of NCCL or its like; ``""`` on Gloo.
+
+        host: Name of the node, if known.
+
+        sidecar: What *distdebug* noted beside the dump, if it did.
+
+        written_ns: When the dump was taken, in nanoseconds since the epoch, by
+            its side-car, or by the time of the file; 0 if unknown.
+
+        wrapped: Whether older records are not in the file: the ring lost
+            them, or only active ones were written.
+
+        truncated: Whether only the beginning of the file could be read.
+    """
+
+    rank: int
+    path: str
+    version: str
+    entries: Entries
+    configs: tuple[GroupConfig, ...] = ()
+    status: Mapping[int, GroupStatus] = attrs.field(factory=dict)
+    comm_lib_version: str = ""
+    host: str | None = None
+    sidecar: Sidecar | None = None
+    written_ns: int = 0
+    wrapped: bool = False
+    truncated: bool = False
+
+    @property
+    def is_filtered(self) -> bool:
+        """
+        Whether only active calls were dumped: the numbers have gaps.
+        """
+        ids = self.entries.record_id
+        return bool(len(ids) and ids[-1] - ids[0] >= len(ids))
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Dumps:
+    """
+    The dumps of one job.
+
+    Attributes:
+        by_rank: What each rank recorded, by ascending rank.
+
+        groups: The (name, description) pairs that records refer to.
+
+        ops: The operations that records refer to, with backend, such as
+            ``"nccl:all_reduce"`` or ``"nccl:send 0->1"``.
+
+        shapes: The sizes and types that records refer to.
+
+        sidecars: The newest side-car of each rank, also of ranks that left no
+            dump.
+
+        problems: Files and ranks that could not be read, and why.
+
+        world_size: How many ranks the job has, if that is known.
+    """
+
+    by_rank: Mapping[int, RankDump]
+    groups: tuple[tuple[str, str], ...]
+    ops: tuple[str, ...]
+    shapes: tuple[Shape, ...]
+    sidecars: Mapping[int, Sidecar] = attrs.field(factory=dict)
+    problems: tuple[Missing, ...] = ()
+    world_size: int | None = None
+    _read_frames: (
+        Callable[[str, Sequence[int]], list[tuple[Frame, ...]]] | None
+    ) = attrs.field(default=None, alias="read_frames")
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """
+        The ranks that left a readable dump, ascending.
+        """
+        return tuple(self.by_rank)
+
+    def __getitem__(self, rank: int) -> RankDump:
+        return self.by_rank[rank]
+
+    def __iter__(self) -> Iterator[RankDump]:
+        return iter(self.by_rank.values())
+
+    def __len__(self) -> int:
+        return len(self.by_rank)
+
+    def frames(
+        self, rank: int, rows: Sequence[int]
+    ) -> list[tuple[Frame, ...]]:
+        """
+        Read the Python stacks of some records, innermost line first.
+
+        They are not kept in memory; the file is read once more.
+
+        Args:
+            rank: Whose records.
+
+            rows: Positions in ``RankDump.entries``.
+
+        Returns:
+            One stack per row; empty where none was recorded, or where the
+            file can no longer be read.
+        """
+        if self._read_frames is None or not len(rows):
+            return [() for _ in rows]
+
+        return self._read_frames(self.by_rank[rank].path, rows)

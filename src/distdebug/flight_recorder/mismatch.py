@@ -1,0 +1,292 @@
+"""
+Who called something else than everybody else?
+
+The first call at which the members of a group differ names the cause; the
+majority names the culprit.  One rank that runs one call behind or ahead of all
+others from there on did not call something wrong: it skipped a call, or made
+one too many.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+
+import attrs
+import numpy as np
+
+from ..findings import Cause, Location
+from ..location import user_location
+from .columns import Dumps, Entries
+from .operations import Operation, Signatures
+from .progress import GroupState
+from .shift import find_shift, is_next_by_habit, times_called_before
+from .streams import Stream
+
+
+__all__ = ["Call", "Mismatch", "find_mismatch"]
+
+
+@attrs.frozen
+class Call:
+    """
+    What one rank called, as far as all members have to agree.
+
+    ``None`` stands for "nothing was passed", which agrees with anything: only
+    the root of a scatter has an input.
+    """
+
+    op: str
+    sent: int | None
+    sent_dtypes: frozenset[str] | None
+    received: int | None
+    received_dtypes: frozenset[str] | None
+
+    def agrees(self, other: Call) -> bool:
+        """
+        Whether both could be the same call.
+        """
+        return self.op == other.op and all(
+            mine is None or theirs is None or mine == theirs
+            for mine, theirs in zip(
+                attrs.astuple(self, recurse=False)[1:],
+                attrs.astuple(other, recurse=False)[1:],
+                strict=True,
+            )
+        )
+
+
+@attrs.frozen(kw_only=True)
+class Mismatch:
+    """
+    The first call of a group in which its members differ.
+
+    Attributes:
+        group: The group, as index.
+
+        cause: What kind of difference it is.
+
+        seq: Sequence number of the first call that differs.
+
+        culprits: The ranks that differ from the majority, ascending.
+
+        is_decided: Whether there is a majority, or other proof of who is
+            wrong; otherwise *culprits* holds both sides.
+
+        theirs: What the culprits called.
+
+        expected: What the others called.
+
+        rows: Position of the record of the call, of one rank of each kind.
+
+        location: Where the first culprit made it.
+
+        elsewhere: Where the others made theirs, if that is another line.
+    """
+
+    group: int
+    cause: Cause
+    seq: int
+    culprits: tuple[int, ...]
+    is_decided: bool
+    theirs: str
+    expected: str
+    rows: tuple[tuple[int, int], ...]
+    location: Location | None = None
+    elsewhere: Location | None = None
+
+
+@attrs.frozen
+class _Meeting:
+    """
+    One call number of a group, and what everyone has on record there.
+    """
+
+    group: int
+    seq: int
+    rows: Mapping[int, int]
+    streams: Mapping[int, Stream]
+    dumps: Dumps
+
+    def place(self, rank: int) -> Location | None:
+        frames = self.dumps.frames(rank, [self.rows[rank]])[0]
+        return user_location(frames)
+
+
+def find_mismatch(
+    index: int,
+    state: GroupState,
+    dumps: Dumps,
+    signatures: Signatures,
+    stream_of: Callable[[int, int], Stream | None],
+) -> Mismatch | None:
+    """
+    Find the first call in which the members of a group differ.
+
+    Args:
+        index: The group, as index.
+
+        state: Where its members stand; its suspects are looked at.
+
+        dumps: What the ranks recorded.
+
+        signatures: Of the whole job.
+
+        stream_of: Gives the stream of a rank in a group.
+    """
+    streams = {
+        rank: s
+        for rank in state.positions
+        if (s := stream_of(rank, index)) is not None
+    }
+    for seq in state.suspects.tolist():
+        rows = _rows_at(streams, seq)
+        kinds = _kinds(rows, dumps, signatures)
+        if len(kinds) > 1:
+            meeting = _Meeting(index, seq, rows, streams, dumps)
+            return _judge(meeting, kinds)
+
+    return None
+
+
+def _rows_at(streams: Mapping[int, Stream], seq: int) -> dict[int, int]:
+    rows = {}
+    for rank, stream in streams.items():
+        at = int(np.searchsorted(stream.seq, seq))
+        if at < len(stream.seq) and stream.seq[at] == seq:
+            rows[rank] = int(stream.row[at])
+
+    return rows
+
+
+def _kinds(
+    rows: Mapping[int, int], dumps: Dumps, signatures: Signatures
+) -> list[tuple[Call, list[int]]]:
+    """
+    Sort the ranks by what they called, the largest party first.
+    """
+    by_call: dict[Call, list[int]] = defaultdict(list)
+    for rank, row in rows.items():
+        e = dumps[rank].entries
+        call = describe_call(signatures.operations[e.op[row]], dumps, e, row)
+        by_call[call].append(rank)
+
+    kinds: list[tuple[Call, list[int]]] = []
+    for call, ranks in sorted(by_call.items(), key=lambda x: -len(x[1])):
+        for known, members in kinds:
+            if known.agrees(call):
+                members.extend(ranks)
+                break
+        else:
+            kinds.append((call, list(ranks)))
+
+    return sorted(kinds, key=lambda x: -len(x[1]))
+
+
+def describe_call(
+    operation: Operation, dumps: Dumps, e: Entries, row: int
+) -> Call:
+    """
+    Reduce one record to what all members have to agree on.
+    """
+    shape = dumps.shapes[e.shape[row]]
+    if not operation.is_even:
+        return Call(operation.name, None, None, None, None)
+
+    return Call(
+        operation.name,
+        *_amount(shape.input_sizes, shape.input_dtypes),
+        *_amount(shape.output_sizes, shape.output_dtypes),
+    )
+
+
+def _amount(
+    sizes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...]
+) -> tuple[int | None, frozenset[str] | None]:
+    count = sum(map(prod, sizes))
+    return (count, frozenset(dtypes)) if sizes and count else (None, None)
+
+
+def _judge(at: _Meeting, kinds: Sequence[tuple[Call, list[int]]]) -> Mismatch:
+    kinds, is_decided = _order_by_trust(at, kinds)
+    (expected, right), (theirs, wrong) = kinds[0], kinds[1]
+    good, bad = right[0], wrong[0]
+    mine, others = at.place(bad), at.place(good)
+    streams = at.streams[bad], at.streams[good]
+    if (cause := find_shift(*streams, at.seq)) is None:
+        cause = (
+            Cause.SKIPPED_COLLECTIVE
+            if is_next_by_habit(*streams, at.seq)
+            else _kind_of(theirs, expected, mine, others)
+        )
+    culprits = {r for _, ranks in kinds[1:] for r in ranks}
+    return Mismatch(
+        group=at.group,
+        cause=cause,
+        seq=at.seq,
+        culprits=tuple(sorted(culprits if is_decided else at.rows)),
+        is_decided=is_decided,
+        theirs=_in_words(theirs),
+        expected=_in_words(expected),
+        rows=((bad, at.rows[bad]), (good, at.rows[good])),
+        location=mine,
+        elsewhere=others if others != mine else None,
+    )
+
+
+def _order_by_trust(
+    at: _Meeting, kinds: Sequence[tuple[Call, list[int]]]
+) -> tuple[list[tuple[Call, list[int]]], bool]:
+    """
+    Put the party that is right first; say whether that is sure.
+    """
+    ordered = list(kinds)
+    if len(kinds[0][1]) > len(kinds[1][1]):
+        return ordered, True
+
+    # As many against as many: what was never called before is the odd one.
+    habits = [
+        times_called_before(at.streams[ranks[0]], at.seq)
+        for _, ranks in kinds[:2]
+    ]
+    if habits[0] == habits[1]:
+        return ordered, False
+    if habits[0] < habits[1]:
+        ordered[:2] = ordered[1::-1]
+
+    return ordered, len(kinds) == 2
+
+
+def _kind_of(
+    theirs: Call,
+    expected: Call,
+    mine: Location | None,
+    others: Location | None,
+) -> Cause:
+    if theirs.op != expected.op:
+        return Cause.TYPE_MISMATCH
+    if (
+        mine is not None
+        and others is not None
+        and (mine.function, mine.file) == (others.function, others.file)
+        and mine.line < others.line
+    ):
+        # The same function, at a line that the others have left behind
+        # without making the call that stands there.
+        return Cause.EXTRA_COLLECTIVE
+    if (theirs.sent, theirs.received) == (expected.sent, expected.received):
+        return Cause.DTYPE_MISMATCH
+
+    return Cause.SIZE_MISMATCH
+
+
+def _in_words(call: Call) -> str:
+    parts = [call.op]
+    if call.sent is not None or call.received is not None:
+        parts.append(f"of {call.sent or call.received:,} elements")
+    dtypes = call.sent_dtypes or call.received_dtypes
+    if dtypes:
+        parts.append(f"({', '.join(sorted(dtypes))})")
+
+    return " ".join(parts)

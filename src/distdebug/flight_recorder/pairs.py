@@ -1,0 +1,206 @@
+"""
+Do both ends of a transfer agree on its size?
+
+In an all-to-all, what rank *a* sends to *b* must be what *b* expects from *a*;
+between a send and its receive, likewise.  There is no majority here: whoever
+departs from its own habit is the one to look at.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from math import prod
+
+import numpy as np
+
+from numpy.typing import NDArray
+
+from ..findings import Cause, CollectiveRef, Finding
+from ..ranks import fold_ranks
+from .columns import Shape
+from .job import Job
+from .p2p import Channel, Side
+from .stuck import StuckCall
+from .wording import record_evidence
+
+
+__all__ = ["find_pair_mismatches"]
+
+# How many calls before the stuck one are looked at, too.
+_LOOK_BACK = 16
+_REMEDY = "compare how both sides compute the size of this transfer"
+
+
+def find_pair_mismatches(
+    job: Job, calls: Sequence[StuckCall]
+) -> list[Finding]:
+    """
+    Find transfers whose two ends disagree.
+
+    Args:
+        job: What is known about the job.
+
+        calls: All stuck calls; all-to-alls are looked at where they are stuck.
+    """
+    numel = np.array(
+        [
+            [_total(s.input_sizes), _total(s.output_sizes)]
+            for s in job.dumps.shapes
+        ]
+        or np.empty((0, 2)),
+        np.int64,
+    )
+    found = [_compare_channel(job, c, numel) for c in job.channels]
+    found += [_compare_all_to_all(job, c) for c in calls if not c.p2p]
+    return [f for f in found if f is not None]
+
+
+def _total(sizes: Iterable[tuple[int, ...]]) -> int:
+    # A size that does not fit is hostile; it is equal to nothing sensible.
+    return min(sum(map(prod, sizes)), 2**62)
+
+
+def _compare_channel(
+    job: Job, c: Channel, numel: NDArray[np.int64]
+) -> Finding | None:
+    if c.send is None or c.recv is None:
+        return None
+
+    a, b = _aligned(c.send, c.recv)
+    sent = _amounts(job, c.source, a, numel, 0)
+    got = _amounts(job, c.target, b, numel, 1)
+    differs = np.flatnonzero(sent != got)
+    if not len(differs):
+        return None
+
+    k = int(differs[0])
+    culprits = _odd_ones(c, sent, got, k)
+    names = f"rank {c.source} sends {sent[k]:,} elements to rank {c.target}"
+    return Finding(
+        cause=Cause.SIZE_MISMATCH,
+        ranks=culprits,
+        summary=f"{names}, which expects {got[k]:,}",
+        confidence="certain" if len(culprits) == 1 else "possible",
+        remedy=_REMEDY,
+        group=job.membership.groups[c.group].ref,
+        collective=CollectiveRef(
+            op="send",
+            seq=int(job.dumps[c.source].entries.p2p_seq[a[k]]),
+            p2p=True,
+        ),
+        evidence=(
+            record_evidence(job, c.source, int(a[k])),
+            record_evidence(job, c.target, int(b[k])),
+        ),
+    )
+
+
+def _aligned(
+    send: Side, recv: Side
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """
+    The sends and receives that belong together, as far as that is sure.
+    """
+    if send.is_whole and recv.is_whole:
+        n = min(len(send.rows), len(recv.rows))
+        return send.rows[:n], recv.rows[:n]
+
+    n = min(send.pending, recv.pending)
+    first, last = len(send.rows) - send.pending, len(recv.rows) - recv.pending
+    return send.rows[first : first + n], recv.rows[last : last + n]
+
+
+def _amounts(
+    job: Job,
+    rank: int,
+    rows: NDArray[np.int64],
+    numel: NDArray[np.int64],
+    side: int,
+) -> NDArray[np.int64]:
+    both = numel[job.dumps[rank].entries.shape[rows]]
+    # Some versions log the tensor of a receive as its input, too.
+    return np.where(both[:, side] > 0, both[:, side], both[:, 1 - side])
+
+
+def _odd_ones(
+    c: Channel, sent: NDArray[np.int64], got: NDArray[np.int64], k: int
+) -> tuple[int, ...]:
+    habit = Counter(np.concatenate([sent[:k], got[:k]]).tolist())
+    usual_send, usual_recv = habit[int(sent[k])], habit[int(got[k])]
+    if usual_send == usual_recv:
+        return tuple(sorted({c.source, c.target}))
+
+    return (c.source,) if usual_send < usual_recv else (c.target,)
+
+
+def _compare_all_to_all(job: Job, call: StuckCall) -> Finding | None:
+    group = job.membership.groups[call.group]
+    streams = {r: job.stream(r, call.group) for r in group.order}
+    for seq in range(max(call.seq - _LOOK_BACK, 1), call.seq + 1):
+        rows = {}
+        for rank, s in streams.items():
+            at = int(np.searchsorted(s.seq, seq)) if s is not None else 0
+            if s is not None and at < len(s.seq) and s.seq[at] == seq:
+                rows[rank] = int(s.row[at])
+        if len(rows) < len(group.order) or not _all_to_all(job, rows):
+            continue
+        shapes = [
+            job.dumps.shapes[job.dumps[r].entries.shape[rows[r]]]
+            for r in group.order
+        ]
+        bad = _bad_pairs(shapes)
+        if bad:
+            return _pair_finding(job, call, seq, rows, bad)
+
+    return None
+
+
+def _all_to_all(job: Job, rows: dict[int, int]) -> bool:
+    return all(
+        "to_all" in job.operation(rank, row).name.replace("alltoall", "to_all")
+        for rank, row in rows.items()
+    )
+
+
+def _bad_pairs(shapes: Sequence[Shape]) -> list[tuple[int, int]]:
+    """
+    The (sender, receiver) pairs, by rank in the group, that disagree.
+    """
+    n = len(shapes)
+    if not all(len(s.input_sizes) == len(s.output_sizes) == n for s in shapes):
+        return []
+
+    return [
+        (a, b)
+        for a in range(n)
+        for b in range(n)
+        if prod(shapes[a].input_sizes[b]) != prod(shapes[b].output_sizes[a])
+    ]
+
+
+def _pair_finding(
+    job: Job,
+    call: StuckCall,
+    seq: int,
+    rows: dict[int, int],
+    bad: Sequence[tuple[int, int]],
+) -> Finding:
+    order = job.membership.groups[call.group].order
+    votes = Counter(r for pair in bad for r in set(pair))
+    most = max(votes.values())
+    culprits = tuple(sorted(order[r] for r, n in votes.items() if n == most))
+    a, b = (order[r] for r in bad[0])
+    return Finding(
+        cause=Cause.SIZE_MISMATCH,
+        ranks=culprits,
+        summary=f"in all_to_all #{seq}, rank {a} does not send what rank {b} "
+        f"expects ({len(bad)} such pairs, all with one of {fold_ranks(culprits)})"
+        if len(bad) > 1
+        else f"in all_to_all #{seq}, rank {a} does not send what rank {b} expects",
+        confidence="likely" if len(culprits) == 1 else "possible",
+        remedy=_REMEDY,
+        group=job.membership.groups[call.group].ref,
+        collective=CollectiveRef(op="all_to_all", seq=seq),
+        evidence=tuple(record_evidence(job, r, rows[r]) for r in (a, b)),
+    )

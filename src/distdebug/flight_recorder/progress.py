@@ -1,0 +1,234 @@
+"""
+How far did each rank get in each group?
+
+One pass over the ranks, a constant number of array operations each, reduces
+millions of records to one :class:`Position` per member of a group, and notes
+on the way which calls do not look the same on all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import attrs
+import numpy as np
+
+from numpy.typing import NDArray
+
+from .columns import Dumps, GroupStatus, RankDump
+from .membership import Group, Membership, group_status
+from .operations import Signatures
+from .streams import Stream, collective_streams, is_p2p
+
+
+__all__ = ["GroupState", "Position", "measure_progress"]
+
+
+@attrs.frozen(kw_only=True)
+class Position:
+    """
+    Where one rank stands in one group; sequence numbers, 0 for none.
+
+    Attributes:
+        rank: Global rank.
+
+        first: The oldest call that is on record.
+
+        last: The newest call that it entered.
+
+        done: The newest call that completed.
+
+        sync_done: The newest completed call that proves that every member
+            entered it.
+
+        pending: The oldest call after *done*; 0 if there is none.
+
+        row: Position of its record; -1 if there is none.
+
+        is_final: Whether *last* is the last thing that the rank recorded.
+
+        status: The counters that torch keeps, if they tell of collectives.
+    """
+
+    rank: int
+    first: int = 0
+    last: int = 0
+    done: int = 0
+    sync_done: int = 0
+    pending: int = 0
+    row: int = -1
+    is_final: bool = False
+    status: GroupStatus | None = None
+
+
+@attrs.define(kw_only=True, eq=False)
+class GroupState:
+    """
+    What all members together say about one group.
+
+    Attributes:
+        group: The group.
+
+        positions: Of the members whose position is known, by rank.
+
+        unknown: Members that left a dump, but lost all records of the group.
+
+        missing: Members without a dump.
+
+        suspects: Sequence numbers at which members did not do the same.
+    """
+
+    group: Group
+    positions: dict[int, Position] = attrs.field(factory=dict)
+    unknown: tuple[int, ...] = ()
+    missing: tuple[int, ...] = ()
+    suspects: NDArray[np.int64] = attrs.field(
+        factory=lambda: np.empty(0, np.int64)
+    )
+
+    @property
+    def sync_done(self) -> int:
+        """
+        Every member entered this call, whatever its own dump says.
+        """
+        return max((p.sync_done for p in self.positions.values()), default=0)
+
+
+class _Agreement:
+    """
+    Do all members do the same, call by call?
+    """
+
+    def __init__(self) -> None:
+        self.seq = np.empty(0, np.int64)
+        self.signature = np.empty(0, np.int64)
+        self.suspects: list[NDArray[np.int64]] = []
+
+    def add(self, stream: Stream) -> None:
+        if np.array_equal(stream.seq, self.seq):
+            differs = stream.signature != self.signature
+            if differs.any():
+                self.suspects.append(stream.seq[differs])
+            return
+
+        common, here, there = np.intersect1d(
+            stream.seq, self.seq, assume_unique=True, return_indices=True
+        )
+        differs = stream.signature[here] != self.signature[there]
+        if differs.any():
+            self.suspects.append(common[differs])
+        if len(common) < len(stream.seq):
+            self._extend(stream)
+
+    def _extend(self, stream: Stream) -> None:
+        seq = np.concatenate([self.seq, stream.seq])
+        signature = np.concatenate([self.signature, stream.signature])
+        self.seq, at = np.unique(seq, return_index=True)
+        self.signature = signature[at]
+
+
+def measure_progress(
+    dumps: Dumps, membership: Membership, signatures: Signatures
+) -> list[GroupState]:
+    """
+    Find where every rank stands in every group.
+
+    Args:
+        dumps: What the ranks recorded.
+
+        membership: The groups of the job.
+
+        signatures: Of the whole job.
+
+    Returns:
+        One state per group, in the order of *membership*.
+    """
+    states = [GroupState(group=g) for g in membership.groups]
+    agreements = [_Agreement() for _ in states]
+    mixed = {
+        index
+        for dump in dumps
+        for index in _groups_with_p2p(dump, membership, signatures)
+    }
+    for dump in dumps:
+        streams = collective_streams(
+            dump, membership.by_code[dump.rank], signatures
+        )
+        for index, position in _positions(dump, streams, membership, mixed):
+            states[index].positions[dump.rank] = position
+        for index, stream in streams.items():
+            agreements[index].add(stream)
+
+    for state, agreement in zip(states, agreements, strict=True):
+        _complete(state, agreement, dumps)
+
+    return states
+
+
+def _complete(state: GroupState, agreement: _Agreement, dumps: Dumps) -> None:
+    without = [r for r in state.group.order if r not in state.positions]
+    state.unknown = tuple(sorted(r for r in without if r in dumps.by_rank))
+    state.missing = tuple(sorted(r for r in without if r not in dumps.by_rank))
+    if agreement.suspects:
+        state.suspects = np.unique(np.concatenate(agreement.suspects))
+
+
+def _positions(
+    dump: RankDump,
+    streams: dict[int, Stream],
+    membership: Membership,
+    mixed: set[int],
+) -> Iterable[tuple[int, Position]]:
+    counters = group_status(dump, membership)
+    newest = (
+        int(np.argmax(dump.entries.record_id)) if len(dump.entries) else -1
+    )
+    for index in set(membership.by_name[dump.rank].values()):
+        # The counters of collectives and point-to-point calls are one.
+        status = counters.get(index)
+        exact = None if index in mixed else status
+        if index in streams:
+            yield index, _position(dump.rank, streams[index], exact, newest)
+        elif status.enqueued <= 0 if status else not dump.wrapped:
+            yield index, Position(rank=dump.rank, status=exact)
+        elif exact is not None and dump.comm_lib_version:
+            # Gloo counts operations of any kind, recorded or not.
+            yield (
+                index,
+                Position(
+                    rank=dump.rank,
+                    last=exact.enqueued,
+                    done=max(exact.completed, 0),
+                    status=exact,
+                ),
+            )
+
+
+def _groups_with_p2p(
+    dump: RankDump, membership: Membership, signatures: Signatures
+) -> set[int]:
+    e = dump.entries
+    codes = membership.by_code[dump.rank]
+    used = np.unique(e.group[is_p2p(e, signatures)]).tolist()
+    return {codes[code] for code in used}
+
+
+def _position(
+    rank: int, s: Stream, status: GroupStatus | None, newest: int
+) -> Position:
+    done = s.seq[s.done]
+    sync = s.seq[s.done & s.synchronizes]
+    highest = int(done[-1]) if len(done) else 0
+    at = int(np.searchsorted(s.seq, highest, side="right"))
+    has_pending = at < len(s.seq)
+    return Position(
+        rank=rank,
+        first=int(s.seq[0]),
+        last=int(s.seq[-1]),
+        done=highest,
+        sync_done=int(sync[-1]) if len(sync) else 0,
+        pending=int(s.seq[at]) if has_pending else 0,
+        row=int(s.row[at]) if has_pending else -1,
+        is_final=int(s.row[-1]) == newest,
+        status=status,
+    )

@@ -1,0 +1,248 @@
+"""
+Where does the waiting begin?
+
+Everybody waits for somebody; what matters are the ends of these chains: ranks
+that wait for nobody, ranks that left no dump, circles, and calls that everyone
+entered and that do not complete all the same.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import attrs
+
+from ..findings import Cause
+from ..waits import components, sinks
+from .columns import SCHEDULED, STARTED, Dumps
+from .progress import GroupState
+from .stuck import StuckCall, link, links
+
+
+__all__ = ["Root", "find_roots"]
+
+
+@attrs.frozen(kw_only=True)
+class Root:
+    """
+    One place where the waiting begins.
+
+    Attributes:
+        cause: Why it does.
+
+        ranks: The ranks at fault, or suspected, ascending.
+
+        calls: The stuck calls (as index) in which it shows, oldest first.
+    """
+
+    cause: Cause
+    ranks: tuple[int, ...]
+    calls: tuple[int, ...]
+
+
+def find_roots(
+    calls: Sequence[StuckCall], states: Sequence[GroupState], dumps: Dumps
+) -> list[Root]:
+    """
+    Follow the stuck calls to where the waiting begins.
+
+    Args:
+        calls: All stuck calls.
+
+        states: Where every rank stands in every group.
+
+        dumps: What the ranks recorded.
+
+    Returns:
+        The roots, the most telling one first.
+    """
+    edges = link(calls)
+    age = {i: _since(c, dumps) for i, c in enumerate(calls)}
+    inside = {rank for c in calls for rank in c.waiting}
+    roots = list(_not_arrived(calls, inside, age))
+    ends = sinks(components(edges), edges)
+    by_age = [sorted(part, key=age.__getitem__) for part in ends]
+    away = {r for root in roots for r in root.ranks}
+    for part in by_age:
+        if any(away.intersection(calls[i].absent) for i in part):
+            continue
+        roots.append(_end(part, calls, states, dumps))
+
+    return _without_innocents(_one_crash(roots, calls, states), calls, states)
+
+
+def _since(call: StuckCall, dumps: Dumps) -> int:
+    return min(
+        int(dumps[rank].entries.created_ns[row])
+        for rank, row in call.waiting.items()
+    )
+
+
+def _not_arrived(
+    calls: Sequence[StuckCall], inside: set[int], age: dict[int, int]
+) -> Iterable[Root]:
+    """
+    Ranks that should be in a call and are in none.
+    """
+    found = {
+        i: away
+        for i, c in enumerate(calls)
+        if (away := [r for r in c.absent if r not in inside])
+    }
+    if found:
+        yield Root(
+            cause=Cause.RANK_NOT_ARRIVED,
+            ranks=tuple(sorted({r for away in found.values() for r in away})),
+            calls=tuple(sorted(found, key=age.__getitem__)),
+        )
+
+
+def _end(
+    part: Sequence[int],
+    calls: Sequence[StuckCall],
+    states: Sequence[GroupState],
+    dumps: Dumps,
+) -> Root:
+    here = [calls[i] for i in part]
+    first = here[0]
+    if missing := {r for c in here for r in c.missing}:
+        cause, ranks = Cause.RANK_CRASHED, missing
+    elif len(part) > 1:
+        is_p2p = all(c.p2p for c in here)
+        cause = Cause.P2P_DEADLOCK if is_p2p else Cause.GROUP_ORDER_DEADLOCK
+        ranks = {r for i, j, r in links(calls) if i in part and j in part}
+    elif first.unknown:
+        cause, ranks = Cause.UNKNOWN, set(first.unknown)
+    elif ranks := _blocked_in_launch(first, states):
+        cause = Cause.RANK_BLOCKED_IN_LAUNCH
+    elif ranks := _not_started(first, dumps):
+        cause = Cause.RANK_NOT_STARTED
+    else:
+        cause, ranks = Cause.COLLECTIVE_STUCK_IN_FLIGHT, set(first.waiting)
+
+    return Root(cause=cause, ranks=tuple(sorted(ranks)), calls=tuple(part))
+
+
+def _one_crash(
+    roots: Sequence[Root],
+    calls: Sequence[StuckCall],
+    states: Sequence[GroupState],
+) -> list[Root]:
+    """
+    Tell of all ranks that crashed at once: they may have shared a node.
+    """
+    crashed = [r for r in roots if r.cause is Cause.RANK_CRASHED]
+    if not crashed:
+        return list(roots)
+
+    ranks = _likeliest({r for c in crashed for r in c.ranks}, calls, states)
+    shown = tuple(i for c in crashed for i in c.calls)
+    merged = Root(
+        cause=Cause.RANK_CRASHED, ranks=tuple(sorted(ranks)), calls=shown
+    )
+    return [*(r for r in roots if r not in crashed), merged]
+
+
+def _likeliest(
+    missing: set[int],
+    calls: Sequence[StuckCall],
+    states: Sequence[GroupState],
+) -> set[int]:
+    """
+    Of the ranks without a dump, those whose groups all wait for them.
+
+    A rank whose dump was merely lost still takes part in its own small groups.
+    """
+
+    stuck = Counter(r for c in calls if not c.p2p for r in c.missing)
+    used = Counter(
+        r for s in states if s.positions for r in s.missing if _was_used(s)
+    )
+    share = {r: stuck[r] / max(used[r], 1) for r in missing}
+    return {r for r in missing if share[r] >= max(share.values())}
+
+
+def _was_used(state: GroupState) -> bool:
+    return any(p.last for p in state.positions.values())
+
+
+def _blocked_in_launch(
+    call: StuckCall, states: Sequence[GroupState]
+) -> set[int]:
+    """
+    Ranks that recorded the call, but whose launch did not return.
+    """
+    if call.p2p:
+        return set()
+
+    positions = states[call.group].positions
+    counted = {
+        r: status.enqueued
+        for r in call.waiting
+        if (status := positions[r].status) is not None
+    }
+    blocked = {
+        r
+        for r, enqueued in counted.items()
+        if enqueued == positions[r].last - 1
+    }
+    return blocked if len(blocked) < len(counted) else set()
+
+
+def _not_started(call: StuckCall, dumps: Dumps) -> set[int]:
+    """
+    Ranks whose device did not start the call, while others' did.
+
+    Starts are only on record where torch was told to measure times.
+    """
+    state = {
+        rank: int(dumps[rank].entries.state[row])
+        for rank, row in call.waiting.items()
+    }
+    if STARTED not in state.values():
+        return set()
+
+    return {rank for rank, s in state.items() if s == SCHEDULED}
+
+
+def _without_innocents(
+    roots: Sequence[Root],
+    calls: Sequence[StuckCall],
+    states: Sequence[GroupState],
+) -> list[Root]:
+    """
+    Drop ranks whose lost dump explains nothing that is not explained already.
+
+    A rank without a dump is taken to wait, too, if it is a member of a group
+    in which the waiting begins for a proven reason.
+    """
+    proven = [r for r in roots if r.cause not in _GUESSED]
+    if not proven:
+        return list(roots)
+
+    touched = {
+        rank
+        for root in proven
+        for i in root.calls
+        for rank in _members(calls[i], states)
+    }
+    return [
+        *proven,
+        *(
+            r
+            for r in roots
+            if r.cause in _GUESSED and not touched.issuperset(r.ranks)
+        ),
+    ]
+
+
+_GUESSED = {
+    Cause.RANK_CRASHED,
+    Cause.UNKNOWN,
+    Cause.COLLECTIVE_STUCK_IN_FLIGHT,
+}
+
+
+def _members(call: StuckCall, states: Sequence[GroupState]) -> Iterable[int]:
+    return states[call.group].group.order

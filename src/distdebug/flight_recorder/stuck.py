@@ -1,0 +1,261 @@
+"""
+Which calls are stuck, who waits in them, and for whom?
+
+A member is *absent* from a call if its dump shows that it did not enter it.
+A dump proves nothing about what came after it: if another member completed a
+later call that needs everyone, the dump is merely older, and its rank is
+*outdated*, not absent.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+
+import attrs
+
+from .columns import Dumps
+from .p2p import Channel, Side
+from .progress import GroupState, Position
+
+
+__all__ = [
+    "StuckCall",
+    "find_outdated",
+    "find_stuck_calls",
+    "link",
+    "links",
+]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class StuckCall:
+    """
+    A call that some ranks entered and that did not complete.
+
+    Attributes:
+        group: The group, as index.
+
+        seq: The sequence number; of a receive or send, its own.
+
+        waiting: The ranks inside, and the position of their record.
+
+        absent: Ranks whose dump shows that they did not enter.
+
+        missing: Ranks without a dump.
+
+        unknown: Ranks whose dump does not tell.
+
+        p2p: Whether it is point-to-point.
+
+        depth: How many calls of the group are pending on the rank that ran
+            ahead furthest.
+    """
+
+    group: int
+    seq: int
+    waiting: dict[int, int]
+    absent: tuple[int, ...] = ()
+    missing: tuple[int, ...] = ()
+    unknown: tuple[int, ...] = ()
+    p2p: bool = False
+    depth: int = 1
+
+    @property
+    def awaited(self) -> tuple[int, ...]:
+        """
+        Everyone who is not known to have entered.
+        """
+        return tuple(sorted({*self.absent, *self.missing, *self.unknown}))
+
+
+def find_outdated(
+    states: Sequence[GroupState], channels: Iterable[Channel], dumps: Dumps
+) -> frozenset[int]:
+    """
+    Find ranks whose dump shows less than what they have done.
+
+    Others saw them do more, or the end of the file, which holds the newest
+    records, is lost.
+
+    Args:
+        states: Where every rank stands in every group.
+
+        channels: The point-to-point traffic.
+
+        dumps: What the ranks recorded.
+    """
+    outdated = {d.rank for d in dumps if d.truncated}
+    outdated |= {
+        p.rank
+        for state in states
+        for p in state.positions.values()
+        if p.last < state.sync_done
+    }
+    for c in channels:
+        # Received more than sent: the dump of the sender is older.
+        if c.recv and c.recv.is_whole and (c.send is None or c.send.is_whole):
+            received = len(c.recv.rows) - c.recv.pending
+            if c.send and received > len(c.send.rows):
+                outdated.add(c.source)
+
+    return frozenset(outdated)
+
+
+def find_stuck_calls(
+    states: Sequence[GroupState],
+    channels: Iterable[Channel],
+    dumps: Dumps,
+) -> list[StuckCall]:
+    """
+    Find the oldest call that is stuck in each group, and between ranks.
+
+    Args:
+        states: Where every rank stands in every group.
+
+        channels: The point-to-point traffic.
+
+        dumps: What the ranks recorded.
+    """
+    channels = list(channels)
+    outdated = find_outdated(states, channels, dumps)
+    calls = [_stuck_collective(i, s, outdated) for i, s in enumerate(states)]
+    return [
+        *filter(None, calls),
+        *_stuck_p2p(channels, dumps),
+    ]
+
+
+def _stuck_collective(
+    index: int, state: GroupState, outdated: frozenset[int]
+) -> StuckCall | None:
+    everyone = state.positions.values()
+    done = state.sync_done
+    waits_in = {p.rank: _waits_in(p, done) for p in everyone}
+    seq = min(filter(None, waits_in.values()), default=0)
+    if not seq:
+        return None
+
+    inside = {p.rank: p.row for p in everyone if waits_in[p.rank] == seq}
+    behind = [p.rank for p in everyone if p.last < seq]
+    old = [r for r in behind if r in outdated]
+    # Most of the group was seen to move between the dumps: it runs.
+    if len(old) > len(inside):
+        return None
+
+    return StuckCall(
+        group=index,
+        seq=seq,
+        waiting=inside,
+        absent=tuple(sorted(r for r in behind if r not in outdated)),
+        missing=state.missing,
+        unknown=tuple(sorted([*state.unknown, *old])),
+        depth=max(p.last for p in everyone) - seq + 1,
+    )
+
+
+def _waits_in(p: Position, done: int) -> int:
+    """
+    The oldest call that *p* waits in, if everyone entered up to *done*.
+    """
+    if p.pending > done:
+        return p.pending
+
+    return done + 1 if p.pending and p.last > done else 0
+
+
+def _stuck_p2p(
+    channels: Iterable[Channel], dumps: Dumps
+) -> Iterator[StuckCall]:
+    for c in channels:
+        for mine, theirs, peer in (
+            (c.recv, c.send, c.source),
+            (c.send, c.recv, c.target),
+        ):
+            if mine is None or not mine.pending:
+                continue
+            met = _is_met(mine, theirs)
+            if met and mine is c.send:
+                continue  # Told once, from the side of the receiver.
+            yield _p2p_call(c, mine, theirs if met else None, peer, dumps)
+
+
+def _is_met(mine: Side, theirs: Side | None) -> bool:
+    """
+    Whether the other side entered the call that I wait in.
+    """
+    if theirs is None:
+        return False
+    if mine.is_whole and theirs.is_whole:
+        return len(theirs.rows) > len(mine.rows) - mine.pending
+
+    return theirs.pending > 0
+
+
+def _p2p_call(
+    c: Channel, mine: Side, theirs: Side | None, peer: int, dumps: Dumps
+) -> StuckCall:
+    row = mine.oldest_pending
+    waiting = {mine.rank: row}
+    if theirs is not None and theirs.pending:
+        waiting[theirs.rank] = theirs.oldest_pending
+    away = () if theirs is not None else (peer,)
+    has_dump = peer in dumps.by_rank
+    return StuckCall(
+        group=c.group,
+        seq=int(dumps[mine.rank].entries.p2p_seq[row]),
+        waiting=waiting,
+        absent=away if has_dump else (),
+        missing=() if has_dump else away,
+        p2p=True,
+        depth=mine.pending,
+    )
+
+
+def links(
+    calls: Sequence[StuckCall],
+) -> Iterator[tuple[int, int, int]]:
+    """
+    Find which stuck calls wait for which others, and because of which rank.
+
+    A call waits for another one if a rank that should enter it is inside the
+    other one, or if a rank entered both and the other one came first: a device
+    runs them in that order.
+
+    Args:
+        calls: What :func:`find_stuck_calls` returned.
+
+    Returns:
+        Triples (call, call it waits for, rank), calls as index.
+    """
+    inside: dict[int, list[int]] = defaultdict(list)
+    for i, call in enumerate(calls):
+        for rank in call.waiting:
+            inside[rank].append(i)
+
+    for i, call in enumerate(calls):
+        for rank in call.absent:
+            yield from ((i, j, rank) for j in inside[rank] if j != i)
+        if call.absent:
+            continue
+        for rank, row in call.waiting.items():
+            for j in inside[rank]:
+                if calls[j].waiting[rank] < row:
+                    yield i, j, rank
+
+
+def link(calls: Sequence[StuckCall]) -> list[set[int]]:
+    """
+    Find which stuck calls wait for which others.
+
+    Args:
+        calls: What :func:`find_stuck_calls` returned.
+
+    Returns:
+        For each call, the calls (as index) that it waits for.
+    """
+    edges: list[set[int]] = [set() for _ in calls]
+    for i, j, _ in links(calls):
+        edges[i].add(j)
+
+    return edges

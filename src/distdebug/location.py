@@ -1,0 +1,72 @@
+"""
+Which line of the user's own code is this?
+
+Stacks end deep inside frameworks; the line that a person can change is the
+innermost one that belongs to none of them.
+"""
+
+from __future__ import annotations
+
+import re
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from .findings import Location
+
+
+__all__ = ["FrameLike", "user_location"]
+
+_FRAMEWORK = re.compile(
+    r"(^<)|[/\\](site-packages|dist-packages)[/\\]"
+    r"|[/\\]lib[/\\]python3?\.?\d*[/\\]"
+    r"|[/\\](torch|distdebug)[/\\](distributed|utils|nn|autograd|_\w+"
+    r"|flight_recorder)[/\\]"
+)
+
+
+class FrameLike(Protocol):
+    """
+    One line of a stack, wherever it comes from.
+    """
+
+    @property
+    def name(self) -> str:
+        """
+        The function.
+        """
+
+    @property
+    def filename(self) -> str:
+        """
+        The file it is in.
+        """
+
+    @property
+    def line(self) -> int:
+        """
+        The line that runs, counted from 1.
+        """
+
+
+def user_location(frames: Iterable[FrameLike]) -> Location | None:
+    """
+    Find the innermost line that is not part of a framework.
+
+    Args:
+        frames: Innermost first.
+
+    Returns:
+        The line, or the innermost one of all if there is no other; ``None``
+        for an empty stack.
+    """
+    innermost = None
+    for frame in frames:
+        where = Location(
+            function=frame.name, file=frame.filename, line=frame.line
+        )
+        if _FRAMEWORK.search(frame.filename) is None:
+            return where
+        innermost = innermost or where
+
+    return innermost

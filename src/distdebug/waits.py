@@ -1,0 +1,149 @@
+"""
+Who waits for whom, and where does the waiting begin?
+
+A call that does not complete waits for ranks; those ranks wait in other calls.
+The graph is over *calls* (one stuck call per process group or pair of ranks),
+never rank by rank: a world of 16,384 ranks that waits in one collective is one
+node, not 268 million edges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import attrs
+
+
+__all__ = ["Wait", "components", "reachable", "sinks"]
+
+
+@attrs.frozen(kw_only=True)
+class Wait:
+    """
+    One stuck call: who waits in it, and for whom.
+
+    Attributes:
+        group: Name of the process group.
+
+        op: The operation without its backend.
+
+        seq: Its sequence number in the group.
+
+        p2p: Whether it is point-to-point.
+
+        waiting: Ranks whose call is not complete, ascending.
+
+        awaited: Ranks that did not enter it, ascending.
+
+        since_ns: When the first of *waiting* entered it, in nanoseconds since
+            the epoch by the clock of its host; 0 if unknown.
+    """
+
+    group: str
+    op: str
+    seq: int
+    p2p: bool
+    waiting: tuple[int, ...]
+    awaited: tuple[int, ...]
+    since_ns: int = 0
+
+
+def components(edges: Sequence[Iterable[int]]) -> list[list[int]]:
+    """
+    Find the cycles: which nodes can reach each other?
+
+    Args:
+        edges: For each node ``0 … n-1``, the nodes it points to.
+
+    Returns:
+        The strongly connected components (Tarjan 1972); a component comes
+        after every component that it points to.  Each is sorted.
+    """
+    state = _Tarjan(edges)
+    for node in range(len(edges)):
+        if node not in state.index:
+            state.visit(node)
+
+    return state.found
+
+
+class _Tarjan:
+    """
+    One depth-first search, without recursion: chains can be long.
+    """
+
+    def __init__(self, edges: Sequence[Iterable[int]]) -> None:
+        self.edges = [sorted(set(targets)) for targets in edges]
+        self.index: dict[int, int] = {}
+        self.low: dict[int, int] = {}
+        self.stack: list[int] = []
+        self.on_stack: set[int] = set()
+        self.found: list[list[int]] = []
+
+    def visit(self, start: int) -> None:
+        path = [(start, iter(self._enter(start)))]
+        while path:
+            node, targets = path[-1]
+            for target in targets:
+                if target not in self.index:
+                    path.append((target, iter(self._enter(target))))
+                    break
+                if target in self.on_stack:
+                    self.low[node] = min(self.low[node], self.index[target])
+            else:
+                path.pop()
+                self._leave(node, path[-1][0] if path else None)
+
+    def _enter(self, node: int) -> list[int]:
+        self.index[node] = self.low[node] = len(self.index)
+        self.stack.append(node)
+        self.on_stack.add(node)
+        return self.edges[node]
+
+    def _leave(self, node: int, parent: int | None) -> None:
+        if parent is not None:
+            self.low[parent] = min(self.low[parent], self.low[node])
+        if self.low[node] != self.index[node]:
+            return
+
+        at = self.stack.index(node)
+        members = self.stack[at:]
+        del self.stack[at:]
+        self.on_stack.difference_update(members)
+        self.found.append(sorted(members))
+
+
+def sinks(
+    parts: Sequence[Sequence[int]], edges: Sequence[Iterable[int]]
+) -> list[Sequence[int]]:
+    """
+    Find where the waiting begins: which components point nowhere else?
+
+    Args:
+        parts: What :func:`components` returned.
+
+        edges: What it was called with.
+    """
+    part_of = {node: i for i, part in enumerate(parts) for node in part}
+    return [
+        part
+        for i, part in enumerate(parts)
+        if all(part_of[t] == i for node in part for t in edges[node])
+    ]
+
+
+def reachable(
+    starts: Iterable[int], edges: Mapping[int, Iterable[int]]
+) -> set[int]:
+    """
+    Find every node that *starts* lead to, themselves included.
+    """
+    seen = set(starts)
+    todo = list(seen)
+    while todo:
+        for target in edges.get(todo.pop(), ()):
+            if target not in seen:
+                seen.add(target)
+                todo.append(target)
+
+    return seen
