@@ -104,7 +104,7 @@ class _Finder:
         self.by_name: dict[int, dict[str, int]] = {}
         self._index: dict[tuple[str, int], int] = {}
         self._same: dict[tuple[int, ...], tuple[int, ...]] = {}
-        self._users = _users(dumps)
+        self._users = _fill_meshes(_users(dumps), dumps, range(world_size))
 
     def add_known(self, dump: RankDump) -> None:
         """
@@ -201,13 +201,53 @@ def group_status(
     }
 
 
-def _users(dumps: Dumps) -> dict[int, tuple[int, ...]]:
-    users: dict[int, list[int]] = defaultdict(list)
+def _users(dumps: Dumps) -> dict[int, set[int]]:
+    """
+    Find who used each group, by its code.
+    """
+    users: dict[int, set[int]] = defaultdict(set)
     for dump in dumps:
         for code in set(dump.entries.group.tolist()):
-            users[code].append(dump.rank)
+            users[code].add(dump.rank)
 
-    return {code: tuple(ranks) for code, ranks in users.items()}
+    return users
+
+
+def _fill_meshes(
+    users: dict[int, set[int]], dumps: Dumps, world: range
+) -> dict[int, tuple[int, ...]]:
+    """
+    Add the members that did not get to use their group.
+
+    The groups of one mesh dimension are equally large, and every rank is in
+    exactly one of them.  So where just enough ranks are left over, they are
+    the missing members.
+    """
+    for codes in _mesh_dimensions(users, dumps):
+        size = max(len(users[code]) for code in codes)
+        left = sorted(set(world).difference(*(users[code] for code in codes)))
+        short = [code for code in codes if len(users[code]) < size]
+        if len(left) != sum(size - len(users[code]) for code in short):
+            continue
+        if len(short) == 1:
+            users[short[0]].update(left)
+
+    return {code: tuple(sorted(ranks)) for code, ranks in users.items()}
+
+
+def _mesh_dimensions(
+    users: Mapping[int, set[int]], dumps: Dumps
+) -> list[list[int]]:
+    """
+    Sort the codes of mesh groups by their dimension.
+    """
+    dimensions: dict[str, list[int]] = defaultdict(list)
+    for code in users:
+        desc = dumps.groups[code][1]
+        if desc.startswith("mesh_"):
+            dimensions[desc].append(code)
+
+    return list(dimensions.values())
 
 
 def _world_size(dumps: Dumps) -> int:
@@ -215,7 +255,12 @@ def _world_size(dumps: Dumps) -> int:
         return dumps.world_size
 
     seen = max([*dumps.ranks, *dumps.sidecars], default=-1) + 1
-    return max([seen, *_gathered(dumps)])
+    users = _users(dumps)
+    meshes = [
+        len(codes) * max(len(users[code]) for code in codes)
+        for codes in _mesh_dimensions(users, dumps)
+    ]
+    return max([seen, *meshes, *_gathered(dumps)])
 
 
 def _gathered(dumps: Dumps) -> Iterable[int]:

@@ -8,7 +8,7 @@ on the way which calls do not look the same on all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import attrs
 import numpy as np
@@ -145,16 +145,15 @@ def measure_progress(
     """
     states = [GroupState(group=g) for g in membership.groups]
     agreements = [_Agreement() for _ in states]
-    mixed = {
-        index
-        for dump in dumps
-        for index in _groups_with_p2p(dump, membership, signatures)
-    }
+    mixed = _mixed_groups(dumps, membership, signatures)
+    eventless = _groups_without_events(dumps, membership, signatures)
     for dump in dumps:
         streams = collective_streams(
             dump, membership.by_code[dump.rank], signatures
         )
-        for index, position in _positions(dump, streams, membership, mixed):
+        for index, position in _positions(
+            dump, streams, membership, mixed, eventless
+        ):
             states[index].positions[dump.rank] = position
         for index, stream in streams.items():
             agreements[index].add(stream)
@@ -177,40 +176,88 @@ def _positions(
     dump: RankDump,
     streams: dict[int, Stream],
     membership: Membership,
-    mixed: set[int],
+    mixed: Mapping[int, tuple[int, int]],
+    eventless: set[int],
 ) -> Iterable[tuple[int, Position]]:
     counters = group_status(dump, membership)
     newest = (
         int(np.argmax(dump.entries.record_id)) if len(dump.entries) else -1
     )
     for index in set(membership.by_name[dump.rank].values()):
-        # The counters of collectives and point-to-point calls are one.
         status = counters.get(index)
-        exact = None if index in mixed else status
         if index in streams:
+            exact = None if index in mixed else status
             yield index, _position(dump.rank, streams[index], exact, newest)
         elif status.enqueued <= 0 if status else not dump.wrapped:
-            yield index, Position(rank=dump.rank, status=exact)
-        elif exact is not None and dump.comm_lib_version:
-            # Gloo counts operations of any kind, recorded or not.
+            yield index, Position(rank=dump.rank)
+        elif (
+            status is not None
+            and index not in eventless
+            and _counts_collectives(status, mixed.get(index))
+        ):
             yield (
                 index,
                 Position(
                     rank=dump.rank,
-                    last=exact.enqueued,
-                    done=max(exact.completed, 0),
-                    status=exact,
+                    last=status.enqueued,
+                    done=max(status.completed, 0),
                 ),
             )
 
 
-def _groups_with_p2p(
-    dump: RankDump, membership: Membership, signatures: Signatures
+def _counts_collectives(
+    status: GroupStatus, newest: tuple[int, int] | None
+) -> bool:
+    """
+    Whether the counters, which also count transfers, mean a collective here.
+    """
+    if newest is None:
+        return True
+
+    collective, transfer = newest
+    return abs(status.enqueued - collective) < abs(status.enqueued - transfer)
+
+
+def _mixed_groups(
+    dumps: Dumps, membership: Membership, signatures: Signatures
+) -> dict[int, tuple[int, int]]:
+    """
+    Find the groups with point-to-point traffic.
+
+    Returns:
+        Per group (as index), the newest collective and the newest transfer
+        that any member has on record.
+    """
+    mixed: dict[int, tuple[int, int]] = {}
+    for dump in dumps:
+        e = dump.entries
+        p2p = is_p2p(e, signatures)
+        codes = membership.by_code[dump.rank]
+        for code in np.unique(e.group[p2p]).tolist():
+            here = e.group == code
+            old = mixed.get(codes[code], (0, 0))
+            mixed[codes[code]] = (
+                max(int(e.seq[here].max()), old[0]),
+                max(int(e.p2p_seq[here & p2p].max()), old[1]),
+            )
+
+    return mixed
+
+
+def _groups_without_events(
+    dumps: Dumps, membership: Membership, signatures: Signatures
 ) -> set[int]:
-    e = dump.entries
-    codes = membership.by_code[dump.rank]
-    used = np.unique(e.group[is_p2p(e, signatures)]).tolist()
-    return {codes[code] for code in used}
+    """
+    Find the groups whose counters count calls of any kind, recorded or not.
+    """
+    silent = ~signatures.column("has_events")
+    return {
+        membership.by_code[dump.rank][code]
+        for dump in dumps
+        for code in np.unique(
+            dump.entries.group[silent[dump.entries.op]]
+        ).tolist()
+    }
 
 
 def _position(

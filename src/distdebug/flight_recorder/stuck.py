@@ -89,8 +89,10 @@ def find_outdated(
     outdated |= {
         p.rank
         for state in states
+        for done in [state.sync_done]
         for p in state.positions.values()
-        if p.last < state.sync_done
+        # It did more; or it was inside a call that then completed.
+        if p.last < done or 0 < p.pending <= done
     }
     for c in channels:
         # Received more than sent: the dump of the sender is older.
@@ -139,8 +141,8 @@ def _stuck_collective(
     inside = {p.rank: p.row for p in everyone if waits_in[p.rank] == seq}
     behind = [p.rank for p in everyone if p.last < seq]
     old = [r for r in behind if r in outdated]
-    # Most of the group was seen to move between the dumps: it runs.
-    if len(old) > len(inside):
+    # As many were seen to move between the dumps as wait: the group runs.
+    if len(old) >= len(inside):
         return None
 
     return StuckCall(
