@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         TooLateError,
     )
     from .findings import Cause, Diagnosis, Evidence, Finding
-    from .flight_recorder.analyze import FlightReport, analyze_dumps
+    from .flight_recorder.analysis.analyze import FlightReport, analyze_dumps
     from .flight_recorder.dump import dump_flight_recorder
     from .flight_recorder.enable import (
         RecorderSettings,
@@ -80,7 +80,7 @@ _HOME = {
     "DumpFormatError": "errors",
     "Evidence": "findings",
     "Finding": "findings",
-    "FlightReport": "flight_recorder.analyze",
+    "FlightReport": "flight_recorder.analysis.analyze",
     "Mesh": "ranks",
     "MeshError": "errors",
     "MissingDependencyError": "errors",
@@ -91,7 +91,7 @@ _HOME = {
     "RecorderError": "errors",
     "RecorderSettings": "flight_recorder.enable",
     "TooLateError": "errors",
-    "analyze_dumps": "flight_recorder.analyze",
+    "analyze_dumps": "flight_recorder.analysis.analyze",
     "diagnose": "diagnosis",
     "dump_flight_recorder": "flight_recorder.dump",
     "enable_flight_recorder": "flight_recorder.enable",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..errors import NoDumpsError
 from ..findings import Cause, Diagnosis, Finding, Missing
-from ..flight_recorder.analyze import analyze_dumps
+from ..flight_recorder.analysis.analyze import analyze_dumps
 from ..flight_recorder.read import read_dumps
 from ..stacks.explain import explain_stacks
 from ..stacks.model import ProcessStacks

@@ -13,7 +13,7 @@ import attrs
 
 from ..findings import Cause, Diagnosis, Evidence, Finding
 from ..flight_recorder.columns import Dumps
-from ..flight_recorder.streams import failed_in_call
+from ..flight_recorder.analysis.streams import failed_in_call
 from ..ranks import fold_ranks
 from .hosts import HostView
 

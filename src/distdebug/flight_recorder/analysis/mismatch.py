@@ -16,9 +16,9 @@ from math import prod
 import attrs
 import numpy as np
 
-from ..findings import Cause, Location
-from ..location import user_location
-from .columns import Dumps, Entries
+from ...findings import Cause, Location
+from ...location import user_location
+from ..columns import Dumps, Entries
 from .operations import Operation, Signatures
 from .progress import GroupState
 from .shift import find_shift, is_next_by_habit, times_called_before

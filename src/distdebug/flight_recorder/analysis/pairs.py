@@ -16,9 +16,9 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from ..findings import Cause, CollectiveRef, Finding
-from ..ranks import fold_ranks
-from .columns import Shape
+from ...findings import Cause, CollectiveRef, Finding
+from ...ranks import fold_ranks
+from ..columns import Shape
 from .job import Job
 from .p2p import Channel, Side
 from .stuck import StuckCall

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 
-from .columns import Dumps
+from ..columns import Dumps
 from .p2p import Channel, Side
 from .progress import GroupState, Position
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from ..findings import Cause, Finding, GroupRef
+from ...findings import Cause, Finding, GroupRef
 from .job import Job
 from .streams import Stream
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from .columns import COMPLETED, Entries, RankDump
+from ..columns import COMPLETED, Entries, RankDump
 from .operations import Signatures
 
 

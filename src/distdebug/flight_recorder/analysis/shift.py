@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..findings import Cause
+from ...findings import Cause
 from .streams import Stream
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ..findings import (
+from ...findings import (
     Cause,
     CollectiveRef,
     Confidence,
@@ -14,8 +14,8 @@ from ..findings import (
     Finding,
     GroupRef,
 )
-from ..location import user_location
-from ..ranks import fold_ranks
+from ...location import user_location
+from ...ranks import fold_ranks
 from .job import Job
 from .mismatch import Mismatch
 from .roots import Root

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import attrs
 
-from .columns import Dumps
+from ..columns import Dumps
 from .membership import Membership, find_groups
 from .operations import Operation, Signatures
 from .p2p import Channel, find_channels

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-from ..findings import (
+from ...findings import (
     Cause,
     Confidence,
     Diagnosis,
@@ -18,13 +18,13 @@ from ..findings import (
     GroupProgress,
     Missing,
 )
-from ..waits import Wait
-from .columns import Dumps
+from ...waits import Wait
+from ..columns import Dumps
 from .freshness import are_fresh
 from .job import Job, survey
 from .mismatch import find_mismatch
 from .pairs import find_pair_mismatches
-from .read import read_dumps
+from ..read import read_dumps
 from .roots import Root, find_roots
 from .stragglers import find_stragglers
 from .stuck import StuckCall, find_outdated, find_stuck_calls, link
@@ -213,7 +213,12 @@ def _rank_findings(
         if stuck_in and m.group not in stuck_in
     ]
     mismatches += find_pair_mismatches(job, calls)
-    waits = sorted(from_waits, key=lambda f: _IMPORTANCE.index(f.cause))
+    # Once out of step, a group is stuck for no other reason.
+    explained = {f.group for f in mismatches}
+    waits = sorted(
+        (f for f in from_waits if f.group not in explained),
+        key=lambda f: _IMPORTANCE.index(f.cause),
+    )
     return [*mismatches, *waits, *outlived]
 
 

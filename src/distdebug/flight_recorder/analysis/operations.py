@@ -17,7 +17,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from .columns import Shape
+from ..columns import Shape
 
 
 __all__ = ["Operation", "Signatures", "parse_operation"]

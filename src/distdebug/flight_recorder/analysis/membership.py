@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 
 import attrs
 
-from ..findings import GroupRef
-from .columns import Dumps, GroupStatus, RankDump, Shape
+from ...findings import GroupRef
+from ..columns import Dumps, GroupStatus, RankDump, Shape
 
 
 __all__ = ["Group", "Membership", "find_groups", "group_status"]

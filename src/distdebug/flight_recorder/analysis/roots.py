@@ -13,9 +13,9 @@ from collections.abc import Iterable, Sequence
 
 import attrs
 
-from ..findings import Cause
-from ..waits import components, sinks
-from .columns import SCHEDULED, STARTED, Dumps
+from ...findings import Cause
+from ...waits import components, sinks
+from ..columns import SCHEDULED, STARTED, Dumps
 from .progress import GroupState
 from .stuck import StuckCall, link, links
 

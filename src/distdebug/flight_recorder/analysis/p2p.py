@@ -17,7 +17,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from .columns import Dumps, RankDump
+from ..columns import Dumps, RankDump
 from .membership import Membership, group_status
 from .operations import Signatures
 from .streams import is_done, is_p2p

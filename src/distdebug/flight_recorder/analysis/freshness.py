@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from .columns import Dumps, RankDump
+from ..columns import Dumps, RankDump
 from .stuck import StuckCall
 
 

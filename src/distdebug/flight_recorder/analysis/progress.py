@@ -15,7 +15,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from .columns import Dumps, GroupStatus, RankDump
+from ..columns import Dumps, GroupStatus, RankDump
 from .membership import Group, Membership, group_status
 from .operations import Signatures
 from .streams import Stream, collective_streams, is_p2p
