@@ -18,9 +18,9 @@ from .findings import Location
 __all__ = ["FrameLike", "user_location"]
 
 _FRAMEWORK = re.compile(
-    r"(^<)|[/\\](site-packages|dist-packages)[/\\]"
+    r"^<|(^|[/\\])(site-packages|dist-packages)[/\\]"
     r"|[/\\]lib[/\\]python3?\.?\d*[/\\]"
-    r"|[/\\](torch|distdebug)[/\\](distributed|utils|nn|autograd|_\w+"
+    r"|(^|[/\\])(torch|distdebug)[/\\](distributed|utils|nn|autograd|_\w+"
     r"|flight_recorder)[/\\]"
 )
 

@@ -196,11 +196,14 @@ def record_evidence(
     """
     dump = job.dumps[rank]
     e = dump.entries
+    operation = job.operation(rank, row)
     state = ("scheduled", "started", "completed")[int(e.state[row])]
+    if not operation.has_events:
+        state = "returned" if e.retired[row] else "in flight"
     group = job.membership.groups[
         job.membership.by_code[rank][int(e.group[row])]
     ]
-    seq = e.p2p_seq[row] if job.operation(rank, row).is_p2p else e.seq[row]
+    seq = e.p2p_seq[row] if operation.is_p2p else e.seq[row]
     where = user_location(job.dumps.frames(rank, [row])[0])
     return Evidence(
         kind="dump",
