@@ -1,0 +1,139 @@
+"""
+What has this process recorded and written so far?
+
+This module is imported inside training jobs: it needs nothing but the standard
+library.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import time
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..identity import current_identity
+from .settings import RecorderSettings
+from .sidecar import SIDECAR_SUFFIX
+
+
+__all__ = [
+    "TRACEBACK_SUFFIX",
+    "Recording",
+    "begin_recording",
+    "current_recording",
+    "end_recording",
+]
+
+TRACEBACK_SUFFIX = ".traceback.txt"
+
+# A loop of requests must not fill the disk, and the first dumps are those
+# that are closest to the cause.
+_FIRST_KEPT = 2
+_LAST_KEPT = 8
+
+
+@dataclasses.dataclass
+class Recording:
+    """
+    The recording of this process.
+
+    Attributes:
+        settings: How it was set up.
+
+        started: When, in seconds since the epoch.
+
+        pid: The process that it belongs to; a forked child has none.
+
+        error: The exception that was seen, in one line, or ``""``.
+
+        dumps: The dumps that are still on disk, oldest first.
+    """
+
+    settings: RecorderSettings
+    started: float = dataclasses.field(default_factory=time.time)
+    pid: int = dataclasses.field(default_factory=os.getpid)
+    error: str = ""
+    dumps: list[Path] = dataclasses.field(default_factory=list)
+    _numbers: Iterator[int] = dataclasses.field(
+        default_factory=lambda: itertools.count(1)
+    )
+    _rank: int | None = None
+
+    @property
+    def rank(self) -> int | None:
+        """
+        The rank of this process, also after its process groups are gone.
+        """
+        rank = current_identity().rank
+        if rank is not None:
+            self._rank = rank
+        return self._rank
+
+    def base_path(self) -> Path:
+        """
+        Where torch itself writes its dump, and the side-car of the start is.
+        """
+        return self.settings.dump_dir / f"{self.settings.token}_{self._who()}"
+
+    def next_path(self) -> Path:
+        """
+        Where the next dump goes: a name that was never used before.
+        """
+        number = next(self._numbers)
+        name = f"{self.settings.token}-{number}_{self._who()}"
+        return self.settings.dump_dir / name
+
+    def latest_path(self) -> Path:
+        """
+        The link to the latest dump.
+        """
+        return self.settings.dump_dir / f"latest_{self._who()}"
+
+    def keep(self, path: Path) -> None:
+        """
+        Remember a dump, and delete those that are neither early nor late.
+        """
+        self.dumps.append(path)
+        while len(self.dumps) > _FIRST_KEPT + _LAST_KEPT:
+            old = self.dumps.pop(_FIRST_KEPT)
+            for suffix in ("", SIDECAR_SUFFIX, TRACEBACK_SUFFIX):
+                old.with_name(old.name + suffix).unlink(missing_ok=True)
+
+    def _who(self) -> str:
+        rank = self.rank
+        return "rank_unknown" if rank is None else f"rank_{rank}"
+
+
+_current: list[Recording] = []
+
+
+def current_recording() -> Recording | None:
+    """
+    What does this process record, if it was asked to?
+
+    Returns:
+        The recording; ``None`` before :func:`begin_recording`, and in a child
+        that was forked since.
+    """
+    if _current and _current[0].pid == os.getpid():
+        return _current[0]
+    return None
+
+
+def begin_recording(recording: Recording) -> Recording:
+    """
+    From now on this is what the process records.
+    """
+    _current[:] = [recording]
+    return recording
+
+
+def end_recording() -> None:
+    """
+    Forget the recording of this process.
+    """
+    _current.clear()

@@ -1,0 +1,219 @@
+"""
+Who wrote this dump, when, and why?
+
+A Flight Recorder dump does not say which rank it belongs to, on which host,
+when it was taken, or who is in a process group (on Gloo).  *distdebug* notes
+all that in a small JSON file beside it.
+
+This module is imported inside training jobs: it needs nothing but the standard
+library.
+"""
+
+from __future__ import annotations
+
+import json
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .whole_file import write_whole
+
+
+__all__ = [
+    "SIDECAR_SUFFIX",
+    "Sidecar",
+    "SidecarFrame",
+    "SidecarGroup",
+    "parse_sidecar",
+    "write_sidecar",
+]
+
+SIDECAR_SUFFIX = ".sidecar.json"
+
+
+class SidecarGroup(NamedTuple):
+    """
+    One process group of the rank.
+
+    Attributes:
+        name: The name torch gave it.
+
+        desc: Its description.
+
+        ranks: Global ranks in group order.
+
+        backend: Such as ``"gloo"`` or ``"nccl"``.
+    """
+
+    name: str
+    desc: str
+    ranks: tuple[int, ...]
+    backend: str
+
+
+class SidecarFrame(NamedTuple):
+    """
+    One line of a thread's Python stack when the side-car was written.
+    """
+
+    name: str
+    filename: str
+    line: int
+
+
+class Sidecar(NamedTuple):
+    """
+    What *distdebug* knows about a rank beside its dump.
+
+    Attributes:
+        path: The file it was read from; ``""`` while it is being written.
+
+        rank: Global rank.
+
+        world_size: How many ranks the job has.
+
+        host: Name of the node.
+
+        pid: Process id on that node.
+
+        started: When recording was enabled, in seconds since the epoch.
+
+        written: When this side-car (and its dump) was written, likewise.
+
+        reason: ``"start"``, ``"request"``, ``"call"``, ``"exception"``,
+            ``"SIGTERM"``, ``"SIGABRT"``, …, ``"exit"``.
+
+        error: The exception that ended the process, in one line, or ``""``.
+
+        dump: File name of the dump beside it, or ``""``.
+
+        job: Identifies the run: launcher's run id, restart count, address.
+
+        torch: Version of torch.
+
+        groups: The process groups of the rank.
+
+        mesh: Size of each mesh dimension, outermost first.
+
+        threads: Python stack of each thread by thread name, innermost line
+            first; the main thread is called ``"MainThread"``.
+    """
+
+    path: str
+    rank: int
+    world_size: int
+    host: str
+    pid: int
+    started: float
+    written: float
+    reason: str
+    error: str = ""
+    dump: str = ""
+    job: str = ""
+    torch: str = ""
+    groups: tuple[SidecarGroup, ...] = ()
+    mesh: tuple[tuple[str, int], ...] = ()
+    threads: tuple[tuple[str, tuple[SidecarFrame, ...]], ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """
+        Plain data, in the layout of the file.
+        """
+        data: dict[str, Any] = {"schema": 1, "kind": "distdebug-sidecar"}
+        data.update(self._asdict())
+        del data["path"]
+        data["groups"] = [g._asdict() for g in self.groups]
+        data["mesh"] = dict(self.mesh)
+        data["threads"] = {
+            name: [f._asdict() for f in frames]
+            for name, frames in self.threads
+        }
+        return data
+
+
+def write_sidecar(sidecar: Sidecar, dump: Path) -> Path:
+    """
+    Write a side-car beside its dump, whole or not at all.
+
+    Args:
+        sidecar: What to write.
+
+        dump: The dump it belongs to, whether or not there is one.
+
+    Returns:
+        The file.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    path = dump.with_name(dump.name + SIDECAR_SUFFIX)
+    write_whole(path, json.dumps(sidecar.to_json()).encode())
+    return path
+
+
+def parse_sidecar(data: Any, path: str) -> Sidecar:
+    """
+    Build a side-car from the JSON of a file.
+
+    Args:
+        data: What :func:`json.loads` returned.
+
+        path: The file it comes from.
+
+    Returns:
+        The side-car.  Fields that are absent have their defaults.
+
+    Raises:
+        ValueError, TypeError, KeyError: *data* is not a side-car.
+    """
+    if data["kind"] != "distdebug-sidecar":
+        msg = f"not a side-car: {path}"
+        raise ValueError(msg)
+
+    return Sidecar(
+        path=path,
+        rank=_count(data["rank"]),
+        world_size=_count(data["world_size"]),
+        host=str(data.get("host", "")),
+        pid=_count(data.get("pid", 0)),
+        started=float(data.get("started", 0)),
+        written=float(data.get("written", 0)),
+        reason=str(data.get("reason", "")),
+        error=str(data.get("error", "")),
+        dump=str(data.get("dump", "")),
+        job=str(data.get("job", "")),
+        torch=str(data.get("torch", "")),
+        groups=tuple(_group(g) for g in data.get("groups", ())),
+        mesh=tuple(
+            (str(k), _count(v)) for k, v in data.get("mesh", {}).items()
+        ),
+        threads=tuple(
+            (str(name), tuple(_frame(f) for f in frames))
+            for name, frames in data.get("threads", {}).items()
+        ),
+    )
+
+
+def _count(value: Any) -> int:
+    if not isinstance(value, int) or not 0 <= value < 2**31:
+        msg = f"not a count: {value!r:.80}"
+        raise ValueError(msg)
+
+    return value
+
+
+def _group(data: Any) -> SidecarGroup:
+    return SidecarGroup(
+        name=str(data["name"]),
+        desc=str(data.get("desc", "")),
+        ranks=tuple(_count(r) for r in data["ranks"]),
+        backend=str(data.get("backend", "")),
+    )
+
+
+def _frame(data: Any) -> SidecarFrame:
+    return SidecarFrame(
+        name=str(data["name"]),
+        filename=str(data["filename"]),
+        line=_count(data["line"]),
+    )

@@ -1,0 +1,130 @@
+"""
+What does torch's Flight Recorder hold right now?
+
+torch is never imported: where it is not loaded there is nothing to dump.
+
+This module is imported inside training jobs: it needs nothing but the standard
+library.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import NotRecordingError
+from .symbolizer import without_inductor
+from .variables import VARIABLES, lookup, parse_version
+
+
+__all__ = ["is_in_flight", "read_trace"]
+
+_BUFFER_SIZE = next(v for v in VARIABLES if v.key == "buffer_size")
+
+# First torch that records where nobody asked for it.
+_ON_BY_DEFAULT = (2, 11)
+
+_PAUSE_S = 0.01
+
+_REMEDY = "call enable_flight_recorder() before init_process_group()"
+
+
+def read_trace(*, stacks: bool, only_active: bool = False) -> bytes:
+    """
+    Dump the recorder that has seen calls: NCCL's, or everybody else's.
+
+    Args:
+        stacks: Whether to name the line of every call.  That needs the
+            interpreter; without, it is quick and safe.
+
+        only_active: Whether to leave out calls that are finished.
+
+    Returns:
+        A dump, as torch writes it to files.
+
+    Raises:
+        NotRecordingError: There is no recorder, or it is off.
+    """
+    torch = sys.modules.get("torch")
+    dumpers = _dumpers(torch)
+    if torch is None or not dumpers:
+        msg = "this process has no Flight Recorder"
+        raise NotRecordingError(
+            msg,
+            remedy="load a torch that has one: 2.5 or later for NCCL, "
+            "2.8 or later for the other backends",
+        )
+
+    with without_inductor(torch):
+        for dump in dumpers:
+            data = dump(*(True, stacks, only_active))
+            if b"record_id" in data:
+                return data
+
+    if _is_off(torch):
+        msg = "the Flight Recorder of this process is off"
+        raise NotRecordingError(msg, remedy=_REMEDY)
+    return data
+
+
+def is_in_flight(patience_s: float = 0.5) -> bool:
+    """
+    Is this process in the middle of a collective call?
+
+    Args:
+        patience_s: For how long a call must be unfinished, in seconds: torch
+            notes the end of one some time after it.
+
+    Returns:
+        Whether some process group has begun what it has not completed.
+        ``False`` where that cannot be told.
+    """
+    deadline = time.monotonic() + patience_s
+    while _has_unfinished():
+        if time.monotonic() >= deadline:
+            return True
+        time.sleep(_PAUSE_S)
+    return False
+
+
+def _has_unfinished() -> bool:
+    try:
+        c10d = _c10d(sys.modules["torch"])
+        status = json.loads(c10d._dump_fr_trace_json(*(False, False)))  # noqa: SLF001
+        return any(
+            int(group["last_enqueued_collective"])
+            > int(group["last_completed_collective"])
+            for group in status["pg_status"].values()
+        )
+    except Exception:  # noqa: BLE001 another torch, or none
+        return False
+
+
+def _c10d(torch: Any) -> Any:
+    return torch._C._distributed_c10d  # noqa: SLF001 no public door
+
+
+def _dumpers(torch: Any) -> list[Callable[[bool, bool, bool], bytes]]:
+    try:
+        c10d = _c10d(torch)
+    except AttributeError:
+        return []
+    found = (
+        getattr(c10d, name, None)
+        for name in ("_dump_nccl_trace", "_dump_fr_trace")
+    )
+    return [dump for dump in found if dump is not None]
+
+
+def _is_off(torch: Any) -> bool:
+    found = lookup(_BUFFER_SIZE, os.environ)
+    if found is not None:
+        return not found[1].strip().lstrip("+0")
+
+    version = parse_version(getattr(torch, "__version__", None))
+    return version is not None and version < _ON_BY_DEFAULT

@@ -1,0 +1,62 @@
+"""
+One rank of a small Gloo job in which rank 0 ends in a chosen way.
+
+Usage: record_rank.py BEHAVIOR DUMP_DIR STORE_FILE
+
+Both ranks complete two calls and say "ready".  Then rank 1 waits until its
+standard input ends, and rank 0 does what BEHAVIOR says.
+"""
+
+import ctypes
+import os
+import shutil
+import sys
+
+import torch
+import torch.distributed as dist
+
+from distdebug.flight_recorder.enable import enable_flight_recorder
+
+
+def hang():
+    dist.all_reduce(torch.ones(1))
+
+
+def hang_without_folder():
+    shutil.rmtree(DUMP_DIR)
+    hang()
+
+
+def fail():
+    dist.all_reduce(torch.ones(1), async_op=True)
+    msg = "no data\nleft"
+    raise ValueError(msg)
+
+
+def exit_in_flight():
+    dist.all_reduce(torch.ones(1), async_op=True)
+    sys.exit(3)
+
+
+def finish():
+    pass
+
+
+def terminate():
+    ctypes.CDLL("libstdc++.so.6")._ZSt9terminatev()
+
+
+if __name__ == "__main__":
+    BEHAVIOR, DUMP_DIR, STORE = sys.argv[1:]
+    RANK = int(os.environ["RANK"])
+    enable_flight_recorder(dump_dir=DUMP_DIR)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{STORE}", rank=RANK, world_size=2
+    )
+    for _ in range(2):
+        dist.all_reduce(torch.ones(1))
+    print("ready", flush=True)
+    if RANK == 1:
+        sys.stdin.read()
+        os._exit(0)
+    globals()[BEHAVIOR]()

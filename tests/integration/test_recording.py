@@ -1,0 +1,352 @@
+"""
+Real processes that hang, die, and are asked for dumps.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from distdebug.flight_recorder.request import request_dumps
+
+
+PROGRAMS = Path(__file__).with_name("programs")
+
+# The limits that the operating system keeps, and some for a busy machine.
+TERM_LIMIT_S = 15 + 10
+ABORT_LIMIT_S = 16 + 10
+
+
+def start(program, *args, rank=0, world_size=1):
+    return subprocess.Popen(
+        [sys.executable, PROGRAMS / program, *map(str, args)],
+        env={
+            **os.environ,
+            "RANK": str(rank),
+            "WORLD_SIZE": str(world_size),
+            "OMP_NUM_THREADS": "1",
+        },
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def end(process):
+    process.kill()
+    process.wait()
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        pipe.close()
+
+
+def wait_ready(process):
+    line = process.stdout.readline().split()
+    assert ["ready"] == line[:1], process.stderr.read()
+    return line[1:]
+
+
+@contextmanager
+def alone(behavior, dump_dir):
+    process = start("record_alone.py", behavior, dump_dir)
+    try:
+        yield process
+    finally:
+        end(process)
+
+
+@contextmanager
+def gloo_job(behavior, dump_dir):
+    pytest.importorskip("torch.distributed")
+    store = dump_dir.with_name("store")
+    ranks = [
+        start(
+            "record_rank.py", behavior, dump_dir, store, rank=r, world_size=2
+        )
+        for r in (0, 1)
+    ]
+    try:
+        for process in ranks:
+            wait_ready(process)
+        yield ranks
+    finally:
+        for process in ranks:
+            end(process)
+
+
+def await_(what, timeout_s=30):
+    deadline = time.monotonic() + timeout_s
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def sidecars(dump_dir, rank=0, reason=None):
+    found = [
+        json.loads(path.read_text())
+        for path in sorted(dump_dir.glob(f"*_rank_{rank}.sidecar.json"))
+    ]
+    return [s for s in found if reason in {None, s["reason"]}]
+
+
+def is_hanging(dump_dir, rank=0):
+    """
+    Whether the rank has a call in flight: ask it.
+    """
+    (row,) = request_dumps(dump_dir, ranks=[rank])
+    (sidecar,) = [
+        s for s in sidecars(dump_dir, rank) if s["dump"] == row.path.name
+    ]
+    frames = sidecar["threads"]["MainThread"]
+    return any(f["name"] == "hang" for f in frames)
+
+
+class TestRequest:
+    def test_hang(self, tmp_path):
+        """
+        Ranks that hang in C++ answer, each with a dump that has stacks, and
+        tell what torch does not.
+        """
+        with gloo_job("hang", tmp_path / "d") as ranks:
+            await_(lambda: is_hanging(tmp_path / "d"))
+            rows = request_dumps(tmp_path / "d")
+
+            assert [(0, "dumped"), (1, "dumped")] == [r[:2] for r in rows]
+            assert [None, None] == [process.poll() for process in ranks]
+
+        for row in rows:
+            assert b"gloo:all_reduce" in row.path.read_bytes()
+            assert b"record_rank.py" in row.path.read_bytes()
+            assert 0o600 == row.path.stat().st_mode & 0o777
+        (sidecar,) = [
+            s
+            for s in sidecars(tmp_path / "d")
+            if s["dump"] == rows[0].path.name
+        ]
+        assert (0, 2) == (sidecar["rank"], sidecar["world_size"])
+        assert "request" == sidecar["reason"]
+        assert [0, 1] == sidecar["groups"][0]["ranks"]
+        assert "gloo" == sidecar["groups"][0]["backend"]
+        assert "hang" in {f["name"] for f in sidecar["threads"]["MainThread"]}
+
+    def test_second(self, tmp_path):
+        """
+        A second dump leaves the first alone, and the link shows the second.
+        """
+        with gloo_job("hang", tmp_path / "d"):
+            (first,) = request_dumps(tmp_path / "d", ranks=[1])
+            (second,) = request_dumps(tmp_path / "d", ranks=[1])
+
+        assert first.path != second.path
+        assert first.path.exists()
+        assert second.path == (tmp_path / "d/latest_rank_1").resolve()
+
+    def test_nothing_to_dump(self, tmp_path):
+        """
+        A process without a recorder says so.
+        """
+        with alone("wait", tmp_path / "d") as process:
+            wait_ready(process)
+            (row,) = request_dumps(tmp_path / "d")
+
+        assert (0, "failed") == row[:2]
+        assert "nothing to dump" in row.reason
+
+    def test_dead(self, tmp_path):
+        """
+        Nobody listens at the pipe of a process that was killed.
+        """
+        with alone("wait", tmp_path / "d") as process:
+            wait_ready(process)
+        (row,) = request_dumps(tmp_path / "d")
+
+        assert (0, "absent") == row[:2]
+
+    def test_stuck(self, tmp_path):
+        """
+        A process whose interpreter is stuck is silent, and the wait ends.
+        """
+        with alone("hold_gil", tmp_path / "d") as process:
+            wait_ready(process)
+            (row,) = request_dumps(tmp_path / "d", timeout_s=0.5)
+
+        assert (0, "silent") == row[:2]
+
+
+class TestEnds:
+    def test_exception(self, tmp_path):
+        """
+        An exception leaves a dump, and the exception itself in one line.
+        """
+        with gloo_job("fail", tmp_path / "d") as (process, other):
+            await_(lambda: sidecars(tmp_path / "d", reason="exit"))
+            other.stdin.close()  # or torch would wait for it
+            _, err = process.communicate(timeout=30)
+
+        (sidecar,) = sidecars(tmp_path / "d", reason="exception")
+        assert 1 == process.returncode
+        assert "ValueError: no data" in err
+        assert "ValueError: no data left" == sidecar["error"]
+        assert b"all_reduce" in (tmp_path / "d" / sidecar["dump"]).read_bytes()
+
+    def test_exit_in_flight(self, tmp_path):
+        """
+        A rank that leaves in the middle of a call leaves a dump.
+        """
+        with gloo_job("exit_in_flight", tmp_path / "d") as (process, other):
+            await_(lambda: sidecars(tmp_path / "d", reason="exit"))
+            other.stdin.close()
+            process.communicate(timeout=30)
+
+        (sidecar,) = sidecars(tmp_path / "d", reason="exit-after-error")
+        assert 3 == process.returncode
+        assert (tmp_path / "d" / sidecar["dump"]).exists()
+
+    def test_normal(self, tmp_path):
+        """
+        A rank that is done leaves a side-car, and no pipe.
+        """
+        with gloo_job("finish", tmp_path / "d") as (process, _):
+            process.communicate(timeout=30)
+
+        (sidecar,) = sidecars(tmp_path / "d")
+        assert 0 == process.returncode
+        assert ("exit", "") == (sidecar["reason"], sidecar["dump"])
+        assert [] == list((tmp_path / "d").glob("*_0.pipe"))
+
+
+class TestSignals:
+    def test_sigterm(self, tmp_path):
+        """
+        A rank that hangs in C++ dumps on SIGTERM, and still dies of it.
+        """
+        with gloo_job("hang", tmp_path / "d") as (process, _):
+            await_(lambda: is_hanging(tmp_path / "d"))
+            process.terminate()
+            process.communicate(timeout=30)
+
+        (sidecar,) = sidecars(tmp_path / "d", reason="SIGTERM")
+        dump = tmp_path / "d" / sidecar["dump"]
+        assert -signal.SIGTERM == process.returncode
+        assert b"record_rank.py" in dump.read_bytes()
+        text = dump.with_name(f"{dump.name}.traceback.txt").read_text()
+        assert " in hang" in text
+        assert [] == list((tmp_path / "d").glob("*_0.pipe"))
+
+    def test_terminate(self, tmp_path):
+        """
+        std::terminate leaves a dump, and its stacks go to stderr as well.
+        """
+        with gloo_job("terminate", tmp_path / "d") as (process, _):
+            _, err = process.communicate(timeout=30)
+
+        if "AttributeError" in err or "OSError" in err:
+            pytest.skip("there is no libstdc++")
+        (sidecar,) = sidecars(tmp_path / "d", reason="SIGABRT")
+        assert -signal.SIGABRT == process.returncode
+        assert "Fatal Python error: Aborted" in err
+        assert (tmp_path / "d" / sidecar["dump"]).exists()
+
+    def test_own_handler(self, tmp_path):
+        """
+        A handler that the program had before is called as ever.
+        """
+        with alone("handle_sigterm", tmp_path / "d") as process:
+            wait_ready(process)
+            process.terminate()
+            process.communicate(timeout=30)
+
+        assert 7 == process.returncode
+
+    def test_ignored(self, tmp_path):
+        """
+        A signal that the program ignores is still ignored.
+        """
+        with alone("ignore_sigterm", tmp_path / "d") as process:
+            wait_ready(process)
+            process.terminate()
+            process.stdin.close()
+            process.wait(30)
+
+        assert 0 == process.returncode
+
+    def test_own_faulthandler(self, tmp_path):
+        """
+        Where faulthandler is enabled, its words go where they went, at once.
+        """
+        with alone("own_faulthandler", tmp_path / "d") as process:
+            _, err = process.communicate(timeout=30)
+
+        assert -signal.SIGABRT == process.returncode
+        assert "Fatal Python error: Aborted" in err
+
+    def test_stuck(self, tmp_path):
+        """
+        A process whose interpreter is stuck dies of either signal in time.
+        """
+        with (
+            alone("hold_gil", tmp_path / "a") as termed,
+            alone("hold_gil", tmp_path / "b") as aborted,
+        ):
+            wait_ready(termed)
+            wait_ready(aborted)
+            termed.terminate()
+            aborted.send_signal(signal.SIGABRT)
+            termed.wait(TERM_LIMIT_S)
+            aborted.wait(ABORT_LIMIT_S)
+
+        assert -signal.SIGALRM == termed.returncode
+        assert -signal.SIGALRM == aborted.returncode
+
+
+class TestForks:
+    def test_child_is_killed(self, tmp_path):
+        """
+        A forked child dies of SIGTERM at once, and its parent does not mind.
+        """
+        with alone("fork", tmp_path / "d") as process:
+            child = wait_ready(process)[0]
+            os.kill(int(child), signal.SIGTERM)
+            wait_ready(process)
+            (row,) = request_dumps(tmp_path / "d")
+            process.stdin.close()
+            process.wait(30)
+
+        assert 0 == process.returncode
+        assert "failed" == row.status  # it answers: there is nothing
+        assert [] == sidecars(tmp_path / "d", reason="SIGTERM")
+
+    def test_child_ends(self, tmp_path):
+        """
+        A forked child that ends takes nothing of its parent's away.
+        """
+        with alone("fork_that_ends", tmp_path / "d") as process:
+            wait_ready(process)
+            pipes = list((tmp_path / "d").glob("*.pipe"))
+            noted = sidecars(tmp_path / "d", reason="exit")
+            process.terminate()
+            process.wait(30)
+
+        assert 1 == len(pipes)
+        assert [] == noted
+        assert -signal.SIGTERM == process.returncode
+
+
+def test_folder_vanishes(tmp_path):
+    """
+    Without its folder a rank cannot dump; it dies as it would have.
+    """
+    with gloo_job("hang_without_folder", tmp_path / "d") as (process, _):
+        await_(lambda: not (tmp_path / "d").exists())
+        process.terminate()
+        _, err = process.communicate(timeout=30)
+
+    assert -signal.SIGTERM == process.returncode
+    assert 1 == err.count("recording goes on without")
