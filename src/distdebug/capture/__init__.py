@@ -1,0 +1,5 @@
+"""
+What is this process doing right now?
+
+Looking at running processes from outside, without stopping them.
+"""
