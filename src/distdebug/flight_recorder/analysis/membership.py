@@ -226,10 +226,11 @@ def _fill_meshes(
     for codes in _mesh_dimensions(users, dumps):
         size = max(len(users[code]) for code in codes)
         left = sorted(set(world).difference(*(users[code] for code in codes)))
+        # Too few for a group of their own: they belong to the only one.
+        if len(codes) == 1 and len(left) < max(size, 2):
+            size += len(left)
         short = [code for code in codes if len(users[code]) < size]
-        if len(left) != sum(size - len(users[code]) for code in short):
-            continue
-        if len(short) == 1:
+        if len(short) == 1 and len(left) == size - len(users[short[0]]):
             users[short[0]].update(left)
 
     return {code: tuple(sorted(ranks)) for code, ranks in users.items()}

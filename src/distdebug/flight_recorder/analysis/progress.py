@@ -91,7 +91,15 @@ class GroupState:
         """
         Every member entered this call, whatever its own dump says.
         """
-        return max((p.sync_done for p in self.positions.values()), default=0)
+        everyone = self.positions.values()
+        done = max((p.sync_done for p in everyone), default=0)
+        # On Gloo, a call that fails because a peer died looks completed.
+        failed = (
+            self.missing
+            and any(p.pending == done for p in everyone)
+            and all(p.is_final for p in everyone if p.last == done)
+        )
+        return done - 1 if failed else done
 
 
 class _Agreement:
@@ -183,12 +191,15 @@ def _positions(
     newest = (
         int(np.argmax(dump.entries.record_id)) if len(dump.entries) else -1
     )
+    # Torch counts from the first call on: a group without counters has none.
+    has_all = bool(dump.status) and len(counters) == len(dump.status)
+    never_used = has_all or not dump.wrapped
     for index in set(membership.by_name[dump.rank].values()):
         status = counters.get(index)
         if index in streams:
             exact = None if index in mixed else status
             yield index, _position(dump.rank, streams[index], exact, newest)
-        elif status.enqueued <= 0 if status else not dump.wrapped:
+        elif status.enqueued <= 0 if status else never_used:
             yield index, Position(rank=dump.rank)
         elif (
             status is not None

@@ -33,6 +33,8 @@ _HOW_MUCH = 0.1
 # Hosts jitter by some milliseconds; devices do not.
 _SHORTEST_HOST_NS = 5_000_000
 _SHORTEST_DEVICE_NS = 100_000
+# It is the last one too often for chance, by this many standard deviations.
+_SIGMAS = 3
 # Nobody is late nearly all of the time: then it is its clock that is off.
 _MOST = 0.95
 # A watchdog notices the end of a call up to 100 ms late, and may do so in step
@@ -98,19 +100,21 @@ def _delays(table: _Table, job: Job) -> dict[int, _Delay]:
     on_host = _lost_on_host(arrived)
     # Whoever comes last waits least: its collectives are the shortest.
     # Durations need no clock, so they outweigh the times of arrival.
+    tried = len(job.dumps)
     measured = bool(np.isfinite(table.duration_ms).all())
     if measured:
         on_device = _lead(-table.duration_ms * 1e6)
-        shares = _shares(on_device, arrived, _SHORTEST_DEVICE_NS)
+        shares = _shares(on_device, arrived, _SHORTEST_DEVICE_NS, tried)
         is_host = on_host.sum(axis=1) > on_device.sum(axis=1) / 2
     else:
         # Lateness that comes and goes is no matter of clocks.
         varying = arrived - np.quantile(
             arrived - np.median(arrived, axis=0), 0.1, axis=1, keepdims=True
         )
+        surely = max(_SURE * doubt, _SHORTEST_HOST_NS)
         shares = np.maximum(
-            _shares(on_host, arrived, max(_SURE * doubt, _SHORTEST_HOST_NS)),
-            _shares(_lost_on_host(varying), arrived, _SHORTEST_HOST_NS),
+            _shares(on_host, arrived, surely, tried),
+            _shares(_lost_on_host(varying), arrived, _SHORTEST_HOST_NS, tried),
         )
         is_host = np.ones(len(table.ranks), bool)
 
@@ -128,7 +132,10 @@ def _delays(table: _Table, job: Job) -> dict[int, _Delay]:
 
 
 def _shares(
-    lost: NDArray[np.float64], arrived: NDArray[np.float64], least_ns: float
+    lost: NDArray[np.float64],
+    arrived: NDArray[np.float64],
+    least_ns: float,
+    tried: int,
 ) -> NDArray[np.float64]:
     """
     Which share of the time is lost by each rank, and how much at a time?
@@ -145,10 +152,25 @@ def _shares(
     to_blame = (
         (total >= _HOW_OFTEN * total.sum())
         & (often >= max(_HOW_OFTEN * waits.sum(), _FEWEST_WAITS))
+        & (often >= _by_chance(int(waits.sum()), len(lost), tried))
         & (typical >= least_ns)
         & (share < _MOST)
     )
-    return np.stack([share, typical], axis=1) * to_blame[:, None]
+    shares: NDArray[np.float64] = np.where(to_blame, [share, typical], 0.0).T
+    return shares
+
+
+def _by_chance(calls: int, ranks: int, tried: int) -> float:
+    """
+    How often one of *ranks* equal ranks may come last in so many calls.
+
+    Of many ranks in a job, one is unluckier than the rest: *tried* is how many
+    are looked at.
+    """
+    mean = calls / ranks
+    deviation = np.sqrt(mean * (1 - 1 / ranks))
+    sigmas = np.sqrt(_SIGMAS**2 + 2 * np.log(tried))
+    return float(mean + sigmas * deviation)
 
 
 def _lost_on_host(arrived: NDArray[np.float64]) -> NDArray[np.float64]:

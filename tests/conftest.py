@@ -1,0 +1,82 @@
+"""
+What the tests of all rooms share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from distdebug.flight_recorder.assemble import Tables
+from distdebug.flight_recorder.columns import Dumps, Frame
+from distdebug.flight_recorder.decode import pack
+from distdebug.flight_recorder.extract import describe, frames_of, tabulate
+from distdebug.flight_recorder.files import DumpFile, FileName
+from distdebug.flight_recorder.sidecar import Sidecar
+from distdebug.testing import SimulatedJob, plain_dump
+
+
+@pytest.fixture(scope="session")
+def dumps_of() -> Callable[..., Dumps]:
+    """
+    Reads the dumps of a simulated job without writing them.
+
+    No file and no process is involved, so laws can be checked on many jobs.
+    """
+    return _dumps_of
+
+
+def _dumps_of(
+    job: SimulatedJob,
+    *,
+    missing: Collection[int] = (),
+    order: Sequence[int] | None = None,
+    sidecars: Mapping[int, Sidecar] | None = None,
+    hosts: Mapping[int, str] | None = None,
+    written_s: float = 0.0,
+    clock_offsets_s: Mapping[int, float] | None = None,
+    with_frames: bool = True,
+    **options: Any,
+) -> Dumps:
+    sidecars, tables = sidecars or {}, Tables()
+    by_rank, stacks = {}, {}
+    for rank in order or job.records:
+        if rank in missing:
+            continue
+
+        offset = (clock_offsets_s or {}).get(rank, 0.0)
+        header, entries = describe(
+            plain_dump(job, rank, clock_offset_s=offset, **options)
+        )
+        named, columns, kept = tabulate(entries)
+        counts = {"count": len(kept), "unreadable": 0, "damage": ""}
+        file = DumpFile(
+            path=f"rank_{rank}",
+            name=FileName(rank, "", "rank_", is_dump_like=True),
+            host=(hosts or {}).get(rank),
+            modified=written_s + offset if written_s else 0.0,
+            sidecar=sidecars.get(rank),
+        )
+        message = pack({**header, **named, **counts}, columns)
+        by_rank[rank], _ = tables.add(file, message)
+        stacks[file.path] = [
+            tuple(Frame(*line) for line in frames_of(entry)) for entry in kept
+        ]
+
+    members = {r for d in by_rank.values() for c in d.configs for r in c.ranks}
+    sizes = [s.world_size for s in sidecars.values()]
+    return Dumps(
+        by_rank=dict(sorted(by_rank.items())),
+        groups=tables.groups,
+        ops=tables.ops,
+        shapes=tables.shapes,
+        sidecars=sidecars,
+        world_size=max(sizes or [r + 1 for r in members], default=None),
+        read_frames=(
+            (lambda path, rows: [stacks[path][row] for row in rows])
+            if with_frames
+            else None
+        ),
+    )
