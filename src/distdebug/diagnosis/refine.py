@@ -12,8 +12,8 @@ from collections.abc import Mapping
 import attrs
 
 from ..findings import Cause, Diagnosis, Evidence, Finding
-from ..flight_recorder.columns import Dumps
 from ..flight_recorder.analysis.streams import failed_in_call
+from ..flight_recorder.columns import Dumps
 from ..ranks import fold_ranks
 from .hosts import HostView
 

@@ -20,11 +20,11 @@ from ...findings import (
 )
 from ...waits import Wait
 from ..columns import Dumps
+from ..read import read_dumps
 from .freshness import are_fresh
 from .job import Job, survey
 from .mismatch import find_mismatch
 from .pairs import find_pair_mismatches
-from ..read import read_dumps
 from .roots import Root, find_roots
 from .stragglers import find_stragglers
 from .stuck import StuckCall, find_outdated, find_stuck_calls, link
