@@ -1,0 +1,70 @@
+"""
+The command line: parse arguments, run one command, say how it went.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from .cli.parser import build_parser
+from .errors import DistdebugError
+
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """
+    Run one command.
+
+    Args:
+        argv: The arguments; by default those of the process.
+
+    Returns:
+        The exit status: 0 looked and found nothing wrong, 1 found something,
+        2 could not look, 130 interrupted, 141 nobody reads the output.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that has no ellipsis still gets the verdict.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    args = build_parser(_program_name()).parse_args(argv)
+    try:
+        status: int = args.run(args)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The interpreter flushes once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except KeyboardInterrupt:
+        print("distdebug: interrupted", file=sys.stderr)
+        return 130
+    except (DistdebugError, OSError) as exc:
+        _complain(exc)
+        return 2
+    except Exception:  # noqa: BLE001 1 would say that something was found
+        sys.excepthook(*sys.exc_info())
+        return 2
+
+    return status
+
+
+def _program_name() -> str:
+    name = Path(sys.argv[0]).name
+    return "python -m distdebug" if name == "__main__.py" else "distdebug"
+
+
+def _complain(exc: Exception) -> None:
+    from ._text import clean
+
+    lines = (str(exc), *getattr(exc, "__notes__", ()))
+    shown = [clean(line, limit=1000) for line in lines]
+    print(f"distdebug: {shown[0]}", *shown[1:], sep="\n", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,116 @@
+"""
+``env``: which variables have to be set so that a job records?
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from .options import Commands, add_command, warn
+from .output import print_json
+
+
+__all__ = ["add_parser", "run"]
+
+_TEXT = """
+Print shell commands that switch on PyTorch's Flight Recorder, for jobs whose
+code cannot call distdebug.enable_flight_recorder().  What is set already stays
+as it is.  The folder for the dumps is made.
+
+Example:
+  eval "$({prog} env --dump-dir dumps)" && torchrun train.py
+"""
+
+
+def add_parser(commands: Commands) -> None:
+    """
+    Add the command.
+    """
+    parser = add_command(
+        commands,
+        "env",
+        run,
+        help="print what to export so that a job records",
+        text=_TEXT,
+    )
+    parser.add_argument(
+        "--dump-dir", metavar="DIR", help="folder of the dumps"
+    )
+    parser.add_argument(
+        "--buffer-size",
+        type=int,
+        default=2000,
+        metavar="N",
+        help="how many calls to remember (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--no-dump-on-timeout",
+        action="store_true",
+        help="do not dump when a call times out",
+    )
+    parser.add_argument(
+        "--cpp-stacks", action="store_true", help="note C++ stacks as well"
+    )
+    parser.add_argument(
+        "--timing", action="store_true", help="note when calls start"
+    )
+    parser.add_argument(
+        "--override",
+        action="store_true",
+        help="change also what is set already",
+    )
+    parser.add_argument(
+        "--torch",
+        metavar="VERSION",
+        help="version of torch in the job (default: the one installed here, "
+        "or else all)",
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print every variable, what becomes of it, and why, as JSON",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """
+    Print the exports.
+    """
+    from ..errors import DistdebugError
+    from ..flight_recorder.folder import make_folder
+    from ..flight_recorder.plan import plan_flight_recorder
+
+    try:
+        settings = plan_flight_recorder(
+            os.environ,
+            args.torch or _installed_torch(),
+            dump_dir=args.dump_dir,
+            buffer_size=args.buffer_size,
+            dump_on_timeout=not args.no_dump_on_timeout,
+            cpp_stacks=args.cpp_stacks,
+            timing=args.timing,
+            override=args.override,
+        )
+    except ValueError as exc:
+        raise DistdebugError(str(exc), remedy="see env --help") from exc
+
+    make_folder(settings.dump_dir)
+    for warning in settings.warnings:
+        warn(warning)
+    if args.json:
+        variables = [s._asdict() for s in settings.variables]
+        data = {"dump_dir": str(settings.dump_dir), "variables": variables}
+        print_json("env", data)
+    else:
+        print(settings.to_exports(), end="")
+    return 0
+
+
+def _installed_torch() -> str | None:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return None

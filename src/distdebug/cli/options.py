@@ -1,0 +1,176 @@
+"""
+How are options described and understood that several commands have?
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+
+if TYPE_CHECKING:
+    from ..flight_recorder.columns import Dumps
+
+
+__all__ = [
+    "RANKS_HELP",
+    "Commands",
+    "add_command",
+    "chosen_groups",
+    "chosen_ranks",
+    "job_mesh",
+    "positive_seconds",
+    "warn",
+]
+
+Commands = Any  # argparse does not name the type of its sub-parsers
+
+RANKS_HELP = (
+    "0-3,7 or ranks(1,3,5), ranks(1:10:2), ranks(pp=2, dp=(1,3), tp=2:8)"
+)
+
+
+def add_command(
+    commands: Commands,
+    name: str,
+    run: Callable[[argparse.Namespace], int],
+    *,
+    help: str,  # noqa: A002 argparse calls it so
+    text: str,
+) -> argparse.ArgumentParser:
+    """
+    Add one command.
+
+    Args:
+        commands: Where to add it.
+
+        name: Its name.
+
+        run: Takes what was parsed, and returns the exit status.
+
+        help: One line for the list of commands.
+
+        text: The paragraphs of its own help, with an example; ``{prog}``
+            stands for how the program is called.
+
+    Returns:
+        Its parser.
+    """
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=help,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    prog = parser.prog.rpartition(" ")[0]
+    about, _, example = text.strip().partition("\n\nExample")
+    parser.description = about
+    parser.epilog = f"Example{example}".replace("{prog}", prog)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def positive_seconds(text: str) -> float:
+    """
+    Read a number of seconds that is above zero.
+
+    Raises:
+        ValueError: It is not.
+    """
+    seconds = float(text)
+    if not 0 < seconds < 1e6:
+        raise ValueError(text)
+
+    return seconds
+
+
+def chosen_ranks(
+    text: str | None, mesh: Mapping[str, int], world_size: int
+) -> tuple[int, ...] | None:
+    """
+    Which ranks does the option mean in this job?
+
+    Args:
+        text: The option; ``None`` if it was not given.
+
+        mesh: Size of each mesh dimension, as far as it is known.
+
+        world_size: How many ranks the job has.
+
+    Returns:
+        The ranks; ``None`` if it was not given.
+
+    Raises:
+        DistdebugError: It makes no sense, or selects nothing: a report about
+            nobody would say that all is well.
+    """
+    if text is None:
+        return None
+
+    from ..errors import DistdebugError
+    from ..ranks import parse_rank_option
+
+    ranks = parse_rank_option(text).resolve(mesh, world_size)
+    if not ranks:
+        sizes = ", ".join(f"{name}={n}" for name, n in mesh.items())
+        msg = f"{text} selects no rank of this job"
+        raise DistdebugError(
+            msg,
+            remedy=f"there are {world_size} ranks, "
+            + (f"in a mesh of {sizes}" if sizes else "in no mesh we know of"),
+        )
+
+    return ranks
+
+
+def job_mesh(dumps: Dumps) -> Mapping[str, int]:
+    """
+    How are the ranks of these dumps arranged?
+    """
+    meshes = (sidecar.mesh for sidecar in dumps.sidecars.values())
+    return dict(next(filter(None, meshes), ()))
+
+
+def chosen_groups(
+    texts: Iterable[str] | None, dumps: Dumps
+) -> tuple[str, ...] | None:
+    """
+    Which process groups does the option mean in this job?
+
+    Args:
+        texts: The options, each a list with commas; ``None`` if there is none.
+
+        dumps: What the ranks recorded.
+
+    Returns:
+        Names and descriptions; ``None`` if the option was not given.
+
+    Raises:
+        DistdebugError: There is no such group.
+    """
+    if texts is None:
+        return None
+
+    from ..errors import DistdebugError
+
+    names = tuple(
+        name.strip() for text in texts for name in text.split(",") if name
+    )
+    known = {part for group in dumps.groups for part in group if part}
+    if unknown := [name for name in names if name not in known]:
+        msg = f"there is no process group {', '.join(map(repr, unknown))}"
+        there = ", ".join(sorted(known)) or "none"
+        raise DistdebugError(msg, remedy=f"there are: {there}")
+
+    return names
+
+
+def warn(text: str) -> None:
+    """
+    Tell a person something that scripts need not know.
+    """
+    from .._text import clean
+
+    print(f"distdebug: {clean(text, limit=1000)}", file=sys.stderr)

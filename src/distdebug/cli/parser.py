@@ -1,0 +1,80 @@
+"""
+Which commands are there, and what do they take?
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from . import analyze, demo, diagnose, dump, env
+
+
+__all__ = ["build_parser"]
+
+_COMMANDS = (demo, diagnose, analyze, dump, env)
+
+_DESCRIPTION = """\
+Which rank of a distributed PyTorch job is stuck, in which collective, at
+which line, and why?
+"""
+
+_EPILOG = """\
+New here?  Watch a real job hang and be diagnosed:
+  {prog} demo
+
+A job of yours, from recording to diagnosis:
+  eval "$({prog} env --dump-dir dumps)"    before it is started
+  {prog} dump dumps                        when it hangs
+  {prog} diagnose dumps                    anywhere, also without PyTorch
+
+Exit status: 0 looked and found nothing wrong; 1 found something;
+2 could not look.
+"""
+
+
+class _Version(argparse.Action):
+    """
+    Look the version up only if somebody wants to know.
+    """
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        import distdebug
+
+        print(f"distdebug {distdebug.__version__}")
+        parser.exit()
+
+
+def build_parser(prog: str) -> argparse.ArgumentParser:
+    """
+    Make the parser of the whole command line.
+
+    Args:
+        prog: How the program is called in examples.
+
+    Returns:
+        The parser.  What it parses has a function *run* that takes it.
+    """
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description=_DESCRIPTION,
+        epilog=_EPILOG.format(prog=prog),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--version",
+        action=_Version,
+        nargs=0,
+        help="print the version and exit",
+    )
+    parser.set_defaults(run=lambda _: _show_help(parser))
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    for command in _COMMANDS:
+        command.add_parser(commands)
+
+    return parser
+
+
+def _show_help(parser: argparse.ArgumentParser) -> int:
+    parser.print_help(sys.stderr)
+    return 2

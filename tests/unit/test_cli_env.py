@@ -1,0 +1,97 @@
+"""
+``env``: what to export.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+
+import pytest
+
+from distdebug.__main__ import main
+from distdebug.cli import env
+
+
+@pytest.fixture(autouse=True)
+def environ(monkeypatch):
+    """
+    Nobody has set anything yet.
+    """
+    for name in list(os.environ):
+        if name.startswith(("TORCH_", "DISTDEBUG_")):
+            monkeypatch.delenv(name)
+
+
+def test_exports(tmp_path, capsys):
+    """
+    A shell that evaluates the output has the variables; the folder is there.
+    """
+    folder = tmp_path / "my dumps"
+
+    status = main(["env", "--dump-dir", str(folder), "--torch", "2.13.0"])
+
+    exports = capsys.readouterr().out
+    shell = f"{exports}\nenv"
+    got = subprocess.run(
+        ["sh", "-c", shell], check=True, capture_output=True, text=True
+    ).stdout
+    assert 0 == status
+    assert folder.is_dir()
+    assert f"\nTORCH_FR_DUMP_TEMP_FILE={folder}/" in f"\n{got}"
+
+
+def test_json(tmp_path, capsys, monkeypatch):
+    """
+    As JSON every variable says what becomes of it, and why.
+    """
+    monkeypatch.setattr(env, "_installed_torch", lambda: None)
+
+    status = main(
+        ["env", "--dump-dir", str(tmp_path), "--buffer-size", "7", "--json"]
+    )
+
+    got = json.loads(capsys.readouterr().out)
+    assert 0 == status
+    assert str(tmp_path) == got["dump_dir"]
+    assert "7" in {v["value"] for v in got["variables"]}
+    assert all(v["reason"] for v in got["variables"])
+
+
+def test_warnings(tmp_path, capsys, monkeypatch):
+    """
+    What keeps recording from working is said beside the exports.
+    """
+    monkeypatch.setenv("TORCH_FR_BUFFER_SIZE", "0")
+
+    assert 0 == main(["env", "--dump-dir", str(tmp_path)])
+    assert "TORCH_FR_BUFFER_SIZE=0" in capsys.readouterr().err
+
+
+def test_nonsense(tmp_path, capsys):
+    """
+    An option that makes no sense is told.
+    """
+    argv = ["env", "--dump-dir", str(tmp_path), "--buffer-size", "0"]
+
+    assert 2 == main(argv)
+    assert "buffer_size" in capsys.readouterr().err
+
+
+def test_installed_torch(monkeypatch):
+    """
+    The version of torch is looked up without loading it.
+    """
+    import importlib.metadata
+
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", lambda _: "2.6.0")
+
+    assert "2.6.0" == env._installed_torch()
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+
+    assert env._installed_torch() is None

@@ -1,0 +1,225 @@
+"""
+Running and watching a job, with a stand-in for torchrun.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from distdebug.demo import job as job_module
+from distdebug.demo.job import TrainingJob, start_job, watch_job
+from distdebug.errors import DistdebugError
+
+
+# Starts a child that would outlive it, as the ranks of torchrun do.
+LAUNCHER = """
+import subprocess, sys, time
+subprocess.Popen(
+    [sys.executable, "-S", "-c", "import time; print('step 1', flush=True);"
+     "time.sleep(600)"], start_new_session=True)
+time.sleep(600)
+"""
+
+
+class FakeJob:
+    """
+    A job that makes steps as it is told.
+    """
+
+    log = "job.log"
+
+    def __init__(self, *steps):
+        self.steps = list(steps)
+
+    @property
+    def has_ended(self):
+        """
+        Whether no step is left.
+        """
+        return not self.steps
+
+    def last_step(self):
+        """
+        The next step that was told.
+        """
+        return self.steps.pop(0)
+
+
+class Clock:
+    """
+    A clock that runs only while somebody sleeps.
+    """
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def monotonic(self):
+        """
+        The time.
+        """
+        return self.now
+
+    def sleep(self, _):
+        """
+        A second goes by.
+        """
+        self.now += 1.0
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """
+    What was told; time flies.
+    """
+    monkeypatch.setattr(job_module, "time", Clock())
+    return []
+
+
+class TestWatchJob:
+    def test_stuck(self, told):
+        """
+        A job that made steps and makes none any more is stuck.
+        """
+        job = FakeJob(0, 0, 1, 2, *[2] * 9)
+
+        assert "stuck" == watch_job(job, tell=told.append, quiet_s=3)
+        assert ["step 1", "step 2"] == told
+
+    def test_slow_start(self, told):
+        """
+        Before its first step a job is not stuck, however long it takes.
+        """
+        job = FakeJob(*[0] * 50, 1, *[1] * 9)
+
+        assert "stuck" == watch_job(job, tell=told.append, quiet_s=3)
+        assert len(job.steps) < 9
+
+    def test_running(self, told):
+        """
+        A job that makes steps for long enough is well.
+        """
+        job = FakeJob(*range(100))
+
+        assert "running" == watch_job(job, tell=told.append, enough_s=8)
+
+    def test_ended(self, told):
+        """
+        A job may end by itself.
+        """
+        assert "ended" == watch_job(FakeJob(1, 2), tell=told.append)
+
+    def test_no_start(self, told):
+        """
+        A job that never makes a step is an error.
+        """
+        job = FakeJob(*[0] * 500)
+
+        with pytest.raises(DistdebugError, match=r"no step within 120 s"):
+            watch_job(job, tell=told.append)
+
+
+class TestStartJob:
+    @pytest.fixture
+    def program(self, tmp_path, monkeypatch):
+        """
+        A program, which a stand-in for torchrun does not run.
+        """
+        package = tmp_path / "fake" / "torch" / "distributed"
+        package.mkdir(parents=True)
+        for folder in (package.parent, package):
+            (folder / "__init__.py").touch()
+        (package / "run.py").write_text(LAUNCHER)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fake"))
+        return tmp_path / "program.py"
+
+    def wait_for_step(self, job):
+        """
+        Wait until the job has made a step, or is dead.
+        """
+        while not job.last_step():
+            assert not job.has_ended
+
+    def test_nothing_is_left(self, program):
+        """
+        When the block is over, so are the launcher and its children.
+        """
+        with start_job(program, program.parent / "dumps", 4) as job:
+            self.wait_for_step(job)
+            (child,) = job.processes()
+
+        assert job.has_ended
+        assert [] == job.processes()
+        gone, alive = psutil.wait_procs([child], timeout=60)
+        assert ([child], []) == (gone, alive)
+
+    def test_interrupted(self, program):
+        """
+        So they are if the block is interrupted.
+        """
+        started = []
+
+        def interrupt():
+            with start_job(program, program.parent / "dumps", 4) as job:
+                self.wait_for_step(job)
+                started.extend(job.processes())
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            interrupt()
+
+        assert (started, []) == psutil.wait_procs(started, timeout=60)
+
+    def test_arguments(self, program, monkeypatch):
+        """
+        The launcher is told the number of processes and the folder.
+        """
+        commands = []
+
+        def start(command, **_):
+            commands.append(command)
+            return SimpleNamespace(pid=0)
+
+        monkeypatch.setattr(job_module.subprocess, "Popen", start)
+        monkeypatch.setattr(TrainingJob, "end", lambda _: None)
+
+        with start_job(program, program.parent / "dumps", 6):
+            pass
+
+        ((executable, *arguments),) = commands
+        assert sys.executable == executable
+        assert "6" == arguments[arguments.index("--nproc-per-node") + 1]
+        assert [str(program), str(program.parent / "dumps")] == arguments[-2:]
+
+
+class TestEnd:
+    def test_already_gone(self, tmp_path):
+        """
+        A job that has ended is not killed once more.
+        """
+        log = tmp_path / "log"
+        log.touch()
+        with subprocess.Popen([sys.executable, "-S", "-c", ""]) as torchrun:
+            torchrun.wait()
+            job = TrainingJob(torchrun, log)
+
+            job.end()
+
+        assert job.has_ended
+        assert 0 == job.last_step()
+
+    def test_gone_meanwhile(self):
+        """
+        A process that ends while it is being killed is as good as killed.
+        """
+        with subprocess.Popen([sys.executable, "-S", "-c", ""]) as process:
+            known = psutil.Process(process.pid)
+
+        job_module._kill(known)
+
+        assert not known.is_running()
