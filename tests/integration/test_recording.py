@@ -24,14 +24,14 @@ TERM_LIMIT_S = 15 + 10
 ABORT_LIMIT_S = 16 + 10
 
 
-def start(program, *args, rank=0, world_size=1):
+def start(program, *args, rank: int | None = 0, world_size=1):
     return subprocess.Popen(
         [sys.executable, PROGRAMS / program, *map(str, args)],
         env={
             **os.environ,
-            "RANK": str(rank),
-            "WORLD_SIZE": str(world_size),
             "OMP_NUM_THREADS": "1",
+            **({} if rank is None else {"RANK": str(rank)}),
+            "WORLD_SIZE": str(world_size),
         },
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -350,3 +350,56 @@ def test_folder_vanishes(tmp_path):
 
     assert -signal.SIGTERM == process.returncode
     assert 1 == err.count("recording goes on without")
+
+
+def test_spawned_children(tmp_path):
+    """
+    A spawned rank is known by the number that it gave torch, and its
+    exception is noted although Python calls no hook there.
+    """
+    pytest.importorskip("torch.distributed")
+
+    process = start(
+        "record_spawn.py", tmp_path / "d", tmp_path / "store", rank=None
+    )
+    process.communicate(timeout=60)
+
+    (sidecar,) = sidecars(tmp_path / "d", rank=1, reason="exit-after-error")
+    assert "ValueError: out of luck" == sidecar["error"]
+    assert (1, 2) == (sidecar["rank"], sidecar["world_size"])
+    assert (tmp_path / "d" / sidecar["dump"]).exists()
+
+
+def test_cost(tmp_path):
+    """
+    A dump with stacks imports nothing.
+    """
+    pytest.importorskip("torch.distributed")
+
+    process = start("record_cost.py", tmp_path / "d")
+    out, err = process.communicate(timeout=60)
+
+    assert "0 True\n" == out, err
+
+
+def test_torchrun(tmp_path):
+    """
+    Under torchrun, what torchrun would do after an error is changed.
+    """
+    pytest.importorskip("torch.distributed.run")
+
+    got = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run"),
+            *("--standalone", "--nproc-per-node=2"),
+            *(PROGRAMS / "record_launched.py", tmp_path / "d"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    assert ["1 3", "1 3"] == got.stdout.splitlines(), got.stderr
+    assert ["exit", "exit"] == [
+        s["reason"] for r in (0, 1) for s in sidecars(tmp_path / "d", r)
+    ]

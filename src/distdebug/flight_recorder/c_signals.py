@@ -34,10 +34,7 @@ _ACTION_BYTES = 1024
 
 @functools.cache
 def _libc() -> Any:
-    libc = ctypes.CDLL(None)
-    libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
-    libc.signal.restype = ctypes.c_void_p
-    return libc
+    return ctypes.CDLL(None)
 
 
 def disposition(number: int) -> Literal["default", "ignored", "caught"]:
@@ -80,11 +77,23 @@ def get_handler(number: int) -> int:
     return int(handler)
 
 
-def set_handler(number: int, address: int) -> None:
+def set_handler(number: int, address: int, *, once: bool = False) -> None:
     """
     Have a C function handle a signal; 0 stands for the default action.
+
+    Args:
+        number: Number of the signal.
+
+        address: From :func:`address_of`.
+
+        once: Whether the default action returns with the first signal, where
+            the C library can do that.
     """
-    _libc().signal(number, address)
+    libc = _libc()
+    install = (
+        getattr(libc, "sysv_signal", libc.signal) if once else libc.signal
+    )
+    install(ctypes.c_int(number), ctypes.c_void_p(address))
 
 
 def save_action(number: int) -> bytes:

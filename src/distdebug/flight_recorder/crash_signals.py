@@ -135,7 +135,7 @@ def catch_sigabrt() -> CaughtSignal | None:
         return None
 
     reader, writer = _open_pipe()
-    set_handler(number, address_of("sleep"))
+    set_handler(number, address_of("sleep"), once=True)
     faulthandler.enable(file=writer, all_threads=True)
     handler = get_handler(number)
     return CaughtSignal(number, reader, writer, handler, is_final=True)
@@ -196,7 +196,7 @@ def _is_for_us(caught: CaughtSignal) -> bool:
     if caught.number == signal.SIGTERM:
         return signal.getitimer(signal.ITIMER_REAL)[0] > 0
     # faulthandler steps back before it writes.
-    return get_handler(caught.number) == address_of("sleep")
+    return get_handler(caught.number) != caught.handler
 
 
 def die_of(caught: CaughtSignal) -> None:

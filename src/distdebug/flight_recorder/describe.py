@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection
 from types import FrameType
 from typing import Any, TypeVar
 
-from ..identity import current_identity
+from .recording import Recording
 from .sidecar import Sidecar, SidecarFrame, SidecarGroup
 
 
@@ -36,22 +36,15 @@ _MOST_FRAMES = 100
 
 
 def describe_process(
-    reason: str,
-    *,
-    started: float = 0.0,
-    error: str = "",
-    dump: str = "",
-    stacks: bool = True,
+    recording: Recording, reason: str, *, dump: str = "", stacks: bool = True
 ) -> Sidecar | None:
     """
     What belongs into the side-car of this process, right now?
 
     Args:
+        recording: The recording of this process.
+
         reason: Why it is written.
-
-        started: When recording was enabled, in seconds since the epoch.
-
-        error: The exception that ends the process, in one line.
 
         dump: File name of the dump beside the side-car.
 
@@ -61,7 +54,7 @@ def describe_process(
         The side-car, or ``None`` as long as nobody told this process which
         rank it is.
     """
-    identity = current_identity()
+    identity = recording.identity
     if identity.rank is None:
         return None
 
@@ -72,10 +65,10 @@ def describe_process(
         world_size=max(identity.world_size or 0, identity.rank + 1),
         host=socket.gethostname(),
         pid=os.getpid(),
-        started=started,
+        started=recording.started,
         written=time.time(),
         reason=reason,
-        error=error,
+        error=recording.error,
         dump=dump,
         job=identity.job,
         torch=_or_default(_torch_version, ""),

@@ -20,7 +20,6 @@ from .describe import THREAD_PREFIX, describe_process
 from .folder import make_folder
 from .plan import plan_flight_recorder
 from .recording import (
-    TRACEBACK_SUFFIX,
     Recording,
     begin_recording,
     current_recording,
@@ -144,10 +143,9 @@ def write_words(
     file: Path,
     *,
     dump: str = "",
-    traceback: bytes = b"",
 ) -> None:
     """
-    Write what is known beside a dump, or where a dump would be.
+    Write the side-car of a dump, or of one that could not be.
 
     Args:
         recording: The recording of this process.
@@ -158,18 +156,12 @@ def write_words(
 
         dump: Its name, if there is one.
 
-        traceback: What :mod:`faulthandler` said.
-
     Raises:
-        OSError: A file cannot be written.
+        OSError: The file cannot be written.
     """
-    sidecar = describe_process(
-        reason, started=recording.started, error=recording.error, dump=dump
-    )
+    sidecar = describe_process(recording, reason, dump=dump)
     if sidecar is not None:
         write_sidecar(sidecar, file)
-    if traceback:
-        write_whole(file.with_name(file.name + TRACEBACK_SUFFIX), traceback)
 
 
 def _default_settings() -> RecorderSettings:

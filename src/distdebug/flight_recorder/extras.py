@@ -78,7 +78,7 @@ class Extras:
         self._close_pipes()
 
     def _open_pipe(self) -> None:
-        rank = self._recording.rank
+        rank = self._recording.identity.rank
         prefix = self._recording.settings.request_prefix
         pipe = Path(f"{prefix}{'unknown' if rank is None else rank}.pipe")
         self._pipe_fd = open_request_pipe(pipe)

@@ -91,16 +91,11 @@ def note_end(recording: Recording) -> None:
 
 
 def _note(recording: Recording, reason: str) -> None:
-    base = recording.base_path()
-    sidecar = describe_process(
-        reason,
-        started=recording.started,
-        error=recording.error,
-        dump=base.name if base.exists() else "",  # torch's own
-        stacks=False,
-    )
+    file = recording.torch_path()
+    dump = file.name if file.exists() else ""
+    sidecar = describe_process(recording, reason, dump=dump, stacks=False)
     if sidecar is not None:
-        write_sidecar(sidecar, base)
+        write_sidecar(sidecar, file)
 
 
 def _pending_error() -> str:

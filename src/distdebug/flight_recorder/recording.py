@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..identity import current_identity
+from ..identity import Identity, current_identity
 from .settings import RecorderSettings
 from .sidecar import SIDECAR_SUFFIX
 
@@ -61,31 +61,36 @@ class Recording:
     _numbers: Iterator[int] = dataclasses.field(
         default_factory=lambda: itertools.count(1)
     )
-    _rank: int | None = None
+    _identity: Identity | None = None
 
     @property
-    def rank(self) -> int | None:
+    def identity(self) -> Identity:
         """
-        The rank of this process, also after its process groups are gone.
+        Who this process is, also after its process groups are gone.
         """
-        rank = current_identity().rank
-        if rank is not None:
-            self._rank = rank
-        return self._rank
+        identity = current_identity()
+        if identity.rank is not None or self._identity is None:
+            self._identity = identity
+        return self._identity
 
-    def base_path(self) -> Path:
+    def torch_path(self) -> Path:
         """
-        Where torch itself writes its dump, and the side-car of the start is.
+        Where torch itself writes its dump.
         """
-        return self.settings.dump_dir / f"{self.settings.token}_{self._who()}"
+        rank = self.identity.rank
+        who = "unknown" if rank is None else rank
+        return Path(f"{self.settings.dump_prefix}{who}")
 
     def next_path(self) -> Path:
         """
         Where the next dump goes: a name that was never used before.
         """
-        number = next(self._numbers)
-        name = f"{self.settings.token}-{number}_{self._who()}"
-        return self.settings.dump_dir / name
+        while True:
+            number = next(self._numbers)
+            name = f"{self.settings.token}-{number}_{self._who()}"
+            path = self.settings.dump_dir / name
+            if not path.exists():
+                return path
 
     def latest_path(self) -> Path:
         """
@@ -104,7 +109,7 @@ class Recording:
                 old.with_name(old.name + suffix).unlink(missing_ok=True)
 
     def _who(self) -> str:
-        rank = self.rank
+        rank = self.identity.rank
         return "rank_unknown" if rank is None else f"rank_{rank}"
 
 

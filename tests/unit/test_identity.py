@@ -1,0 +1,124 @@
+"""
+Which rank of which job is this process?
+"""
+
+import sys
+
+from types import SimpleNamespace
+
+import pytest
+
+from distdebug.identity import current_identity, identify
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        (
+            {"RANK": "3", "WORLD_SIZE": "8", "LOCAL_RANK": "1"},
+            (3, 8, 1, "torchrun"),
+        ),
+        (
+            {
+                "OMPI_COMM_WORLD_RANK": "3",
+                "OMPI_COMM_WORLD_SIZE": "8",
+                "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+            },
+            (3, 8, 1, "Open MPI"),
+        ),
+        ({"PMI_RANK": "3", "PMI_SIZE": "8"}, (3, 8, None, "PMI")),
+        ({"PMIX_RANK": "3"}, (3, None, None, "PMIx")),
+        (
+            {
+                "SLURM_PROCID": "3",
+                "SLURM_NTASKS": "8",
+                "SLURM_LOCALID": "1",
+            },
+            (3, 8, 1, "Slurm"),
+        ),
+        (
+            {"RANK": "9", "SLURM_PROCID": "1", "SLURM_NTASKS": "2"},
+            (9, None, None, "torchrun"),
+        ),
+        ({"WORLD_SIZE": "8"}, (None, 8, None, "")),
+        ({}, (None, None, None, "")),
+    ],
+)
+def test_launchers(environ, expected):
+    """
+    Every launcher is understood, and that next to torch wins.
+    """
+    found = identify(environ)
+
+    assert expected == (
+        found.rank,
+        found.world_size,
+        found.local_rank,
+        found.source,
+    )
+
+
+@pytest.mark.parametrize("text", ["", "-1", "x", "²", "99999999999", "1" * 99])
+def test_not_a_rank(text):
+    """
+    What is not a rank counts as unknown.
+    """
+    assert identify({"RANK": text}).rank is None
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        (
+            {
+                "TORCHELASTIC_RUN_ID": "run",
+                "TORCHELASTIC_RESTART_COUNT": "2",
+                "MASTER_ADDR": "host",
+                "MASTER_PORT": "29500",
+            },
+            "run restart2 host:29500",
+        ),
+        ({"TORCHELASTIC_RUN_ID": "none", "SLURM_JOB_ID": "7"}, "7"),
+        ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}, "7.0"),
+        ({"TORCHELASTIC_RESTART_COUNT": "0", "MASTER_ADDR": "host"}, ""),
+    ],
+)
+def test_job(environ, expected):
+    """
+    A run is told from others by what its launcher calls it.
+    """
+    assert expected == identify(environ).job
+
+
+class TestCurrentIdentity:
+    @pytest.fixture(autouse=True)
+    def environ(self, monkeypatch):
+        monkeypatch.setenv("RANK", "5")
+        monkeypatch.setenv("WORLD_SIZE", "6")
+
+    def test_torch(self, monkeypatch):
+        """
+        A process group knows better than the environment.
+        """
+        dist = SimpleNamespace(
+            is_initialized=lambda: True,
+            get_rank=lambda: 1,
+            get_world_size=lambda: 2,
+        )
+        monkeypatch.setitem(sys.modules, "torch.distributed", dist)
+
+        found = current_identity()
+
+        assert (1, 2, "torch") == (found.rank, found.world_size, found.source)
+
+    @pytest.mark.parametrize(
+        "dist", [SimpleNamespace(is_initialized=lambda: False), None]
+    )
+    def test_environment(self, monkeypatch, dist):
+        """
+        Without a process group, or a torch that has any, the environment
+        counts.
+        """
+        monkeypatch.setitem(sys.modules, "torch.distributed", dist)
+
+        assert 5 == current_identity().rank

@@ -1,0 +1,63 @@
+"""
+How does a file appear whole or not at all?
+"""
+
+import os
+
+from pathlib import Path
+
+import pytest
+
+from distdebug.flight_recorder.whole_file import replace_link, write_whole
+
+
+class TestWriteWhole:
+    def test_replaces(self, tmp_path):
+        """
+        A file is replaced, and nothing but the file is left.
+        """
+        write_whole(tmp_path / "f", b"one")
+        write_whole(tmp_path / "f", b"two")
+
+        assert b"two" == (tmp_path / "f").read_bytes()
+        assert [tmp_path / "f"] == list(tmp_path.iterdir())
+        assert 0o600 == (tmp_path / "f").stat().st_mode & 0o777
+
+    def test_fails(self, tmp_path):
+        """
+        What cannot be put in place leaves nothing behind.
+        """
+        (tmp_path / "d").mkdir()
+
+        with pytest.raises(IsADirectoryError):
+            write_whole(tmp_path / "d", b"x")
+
+        assert [tmp_path / "d"] == list(tmp_path.iterdir())
+
+    def test_full_disk(self):
+        """
+        A full disk is an error like any other.
+        """
+        with pytest.raises(OSError):
+            write_whole(Path("/dev/full/x"), b"x")
+
+    def test_link_in_the_way(self, tmp_path):
+        """
+        A link where the temporary file goes is not followed.
+        """
+        (tmp_path / "precious").write_text("keep")
+        (tmp_path / f".f.{os.getpid()}.tmp").symlink_to(tmp_path / "precious")
+
+        write_whole(tmp_path / "f", b"x")
+
+        assert "keep" == (tmp_path / "precious").read_text()
+
+
+def test_replace_link(tmp_path):
+    """
+    A link moves to its new target.
+    """
+    replace_link(tmp_path / "latest", "a")
+    replace_link(tmp_path / "latest", "b")
+
+    assert "b" == str((tmp_path / "latest").readlink())
