@@ -1,0 +1,283 @@
+"""
+How do the columns of one file join those of the others?
+
+Each file numbers its operations, groups, and shapes on its own.  Here they get
+numbers that all ranks share, so that ranks are compared by comparing integers.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+
+from typing import Any
+
+import numpy as np
+
+from numpy.typing import NDArray
+
+from ..errors import DumpFormatError
+from .columns import Entries, Frame, GroupConfig, GroupStatus, RankDump, Shape
+from .decode import LENGTHS
+from .extract import COLUMNS
+from .files import DumpFile
+
+
+__all__ = ["Tables", "UnusableError", "infer_rank", "parse_frames"]
+
+# Of the sandbox, which answers with what a hostile file made of it.
+_WRONG = (
+    *(IndexError, KeyError, OverflowError),
+    *(RecursionError, TypeError, ValueError, struct.error),
+)
+
+_CODES = {"i": "i4", "q": "i8", "d": "f8"}
+
+_RANKS = re.compile(r"\[\s*(?:[0-9]{1,9}\s*(?:,\s*[0-9]{1,9}\s*)*)?\]")
+
+
+class UnusableError(DumpFormatError):
+    """
+    A file is no readable dump.
+
+    Args:
+        message: Why not.
+
+        is_alien: Whether it does not even look like one.
+    """
+
+    is_alien: bool
+
+    def __init__(self, message: str, *, is_alien: bool) -> None:
+        super().__init__(message)
+        self.is_alien = is_alien
+
+
+class Tables:
+    """
+    The tables that all ranks share, growing file by file.
+    """
+
+    def __init__(self) -> None:
+        self._groups: dict[tuple[str, str], int] = {}
+        self._ops: dict[str, int] = {}
+        self._shapes: dict[Shape, int] = {}
+        self._ranks: dict[str, tuple[int, ...]] = {}
+
+    @property
+    def groups(self) -> tuple[tuple[str, str], ...]:
+        """
+        Name and description of each group.
+        """
+        return tuple(self._groups)
+
+    @property
+    def ops(self) -> tuple[str, ...]:
+        """
+        The operations.
+        """
+        return tuple(self._ops)
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """
+        The shapes.
+        """
+        return tuple(self._shapes)
+
+    def add(
+        self, file: DumpFile, message: bytes
+    ) -> tuple[RankDump, dict[str, Any]]:
+        """
+        Make a dump of what the sandbox answered.
+
+        Args:
+            file: Where it comes from.  Without a rank, the dump has rank -1.
+
+            message: The answer.
+
+        Returns:
+            The dump, and the header of the message.
+
+        Raises:
+            UnusableError: The file cannot be used.
+        """
+        try:
+            header, start = _header(message)
+            dump = self._dump(file, header, message, start)
+        except _WRONG as exc:
+            if isinstance(exc, UnusableError):
+                raise
+
+            msg = f"it was decoded to nonsense: {exc}"
+            raise UnusableError(msg, is_alien=False) from None
+
+        return dump, header
+
+    def _dump(
+        self,
+        file: DumpFile,
+        header: dict[str, Any],
+        message: bytes,
+        start: int,
+    ) -> RankDump:
+        entries = self._entries(header, message, start)
+        status = {
+            int(pg_id): GroupStatus(*map(int, counters))
+            for pg_id, counters in dict(header["status"]).items()
+        }
+        return RankDump(
+            rank=-1 if file.rank is None else file.rank,
+            path=file.path,
+            version=str(header["version"]),
+            entries=entries,
+            configs=tuple(
+                self._config(*config) for config in header["configs"]
+            ),
+            status=status,
+            comm_lib_version=str(header["comm_lib_version"]),
+            host=file.host,
+            sidecar=file.sidecar,
+            written_ns=int(
+                1e9 * (file.sidecar.written if file.sidecar else file.modified)
+            ),
+            wrapped=_is_wrapped(
+                entries, status, is_numbered=header["is_numbered"]
+            ),
+            truncated=bool(header["damage"]),
+        )
+
+    def _entries(
+        self, header: dict[str, Any], message: bytes, start: int
+    ) -> Entries:
+        raw = _raw_columns(header["count"], message, start)
+        kind = raw.pop("kind")
+        shapes = np.array(
+            [self._shape(*shape) for shape in header["shapes"]], np.int32
+        )
+        kinds = np.array(
+            [self._kind(*kind) for kind in header["kinds"]], np.int64
+        ).reshape(-1, 7)
+        group, pg_id, op, state, retired, is_p2p, timeout_ms = kinds.T
+        return Entries(
+            shape=shapes[raw.pop("shape")],
+            group=group.astype(np.int32)[kind],
+            pg_id=pg_id.astype(np.int32)[kind],
+            op=op.astype(np.int32)[kind],
+            state=state.astype(np.int8)[kind],
+            retired=retired.astype(np.bool_)[kind],
+            is_p2p=is_p2p.astype(np.bool_)[kind],
+            timeout_ms=timeout_ms[kind],
+            # Copies, because views would keep the whole message alive.
+            **{
+                name: column.astype(column.dtype.newbyteorder("="))
+                for name, column in raw.items()
+            },
+        )
+
+    def _kind(  # noqa: PLR0913, PLR0917
+        self,
+        name: str,
+        desc: str,
+        pg_id: int,
+        op: str,
+        state: int,
+        retired: bool,  # noqa: FBT001
+        is_p2p: bool,  # noqa: FBT001
+        timeout_ms: int,
+    ) -> tuple[int, ...]:
+        group = self._groups.setdefault((name, desc), len(self._groups))
+        code = self._ops.setdefault(op, len(self._ops))
+        return group, pg_id, code, state, retired, is_p2p, timeout_ms
+
+    def _shape(
+        self,
+        input_sizes: list[list[int]],
+        input_dtypes: list[str],
+        output_sizes: list[list[int]],
+        output_dtypes: list[str],
+    ) -> int:
+        shape = Shape(
+            tuple(map(tuple, input_sizes)),
+            tuple(input_dtypes),
+            tuple(map(tuple, output_sizes)),
+            tuple(output_dtypes),
+        )
+        return self._shapes.setdefault(shape, len(self._shapes))
+
+    def _config(self, name: str, desc: str, ranks: str) -> GroupConfig:
+        # A large job says the same thousands of times.
+        members = self._ranks.get(ranks)
+        if members is None:
+            members = self._ranks[ranks] = _parse_ranks(ranks)
+
+        return GroupConfig(name, desc, members)
+
+
+def infer_rank(dump: RankDump) -> int | None:
+    """
+    Whose dump is it, if only one rank is in all of its process groups?
+    """
+    members = [set(c.ranks) for c in dump.configs if c.ranks]
+    common = set.intersection(*members) if members else set()
+    return common.pop() if len(common) == 1 else None
+
+
+def parse_frames(message: bytes, count: int) -> list[tuple[Frame, ...]]:
+    """
+    Make stacks of what the sandbox answered, empty ones if it could not.
+    """
+    try:
+        header, _ = _header(message)
+        stacks = [
+            tuple(Frame(str(n), str(f), int(line)) for n, f, line in stack)
+            for stack in header["frames"]
+        ]
+    except _WRONG:
+        stacks = []
+    return stacks if len(stacks) == count else [()] * count
+
+
+def _header(message: bytes) -> tuple[dict[str, Any], int]:
+    size, _ = LENGTHS.unpack_from(message)
+    start = LENGTHS.size + size
+    header: dict[str, Any] = json.loads(message[LENGTHS.size : start])
+    if "failure" in header:
+        is_alien = header["failure"] == "alien"
+        raise UnusableError(str(header["reason"]), is_alien=is_alien)
+
+    return header, start
+
+
+def _raw_columns(
+    count: int, message: bytes, start: int
+) -> dict[str, NDArray[Any]]:
+    columns = {}
+    for name, code in COLUMNS.items():
+        dtype = np.dtype(f"<{_CODES[code]}")
+        columns[name] = np.frombuffer(message, dtype, count, start)
+        start += count * dtype.itemsize
+
+    return columns
+
+
+def _parse_ranks(text: str) -> tuple[int, ...]:
+    if not _RANKS.fullmatch(text):
+        return ()
+
+    return tuple(int(rank) for rank in re.findall("[0-9]+", text))
+
+
+def _is_wrapped(
+    entries: Entries, status: dict[int, GroupStatus], *, is_numbered: bool
+) -> bool:
+    if not len(entries):
+        # Idle ranks that dump only what is active write no records at all.
+        return any(s.enqueued > 0 for s in status.values())
+
+    if not is_numbered:
+        _, first = np.unique(entries.group, return_index=True)
+        return bool(entries.seq[first].max() > 1)
+
+    return bool(entries.record_id[-1] + 1 > len(entries))

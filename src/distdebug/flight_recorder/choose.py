@@ -1,0 +1,261 @@
+"""
+Which files count?
+
+Several files can claim to be the dump of one rank, and some are left over from
+earlier.  One file per rank is used; about the others there is a note, unless
+they are simply earlier dumps of the same process.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import PurePath
+from typing import NamedTuple
+
+import attrs
+
+from .._text import clean
+from ..findings import Missing
+from .assemble import UnusableError, infer_rank
+from .columns import RankDump
+from .files import DumpFile, Found
+from .sidecar import Sidecar
+from .stale import current_job, find_stale, last_activity
+
+
+__all__ = [
+    "Decoded",
+    "Plan",
+    "announce_failures",
+    "announce_losses",
+    "choose_dumps",
+    "plan_reading",
+]
+
+
+class Plan(NamedTuple):
+    """
+    What should be read?
+
+    Attributes:
+        chains: Files of which the first readable one is wanted.
+
+        sidecars: The newest side-car of each rank.
+
+        problems: Why other files are not read.
+
+        skipped: How many dumps belong to ranks that are not wanted.
+    """
+
+    chains: list[list[DumpFile]]
+    sidecars: dict[int, Sidecar]
+    problems: list[Missing]
+    skipped: int
+
+
+class Decoded(NamedTuple):
+    """
+    A file that was read.
+
+    Attributes:
+        file: Where it lies.
+
+        dump: What it holds.
+
+        unreadable: How many of its records are not.
+
+        damage: Why there are not more.
+    """
+
+    file: DumpFile
+    dump: RankDump
+    unreadable: int
+    damage: str
+
+
+def plan_reading(found: Found, wanted: Collection[int] | None) -> Plan:
+    """
+    Decide which files to read, by their names and side-cars.
+
+    Args:
+        found: What there is.
+
+        wanted: The ranks to read; `None` for all.
+    """
+    job = current_job(found.sidecars)
+    chains: dict[int | str, list[DumpFile]] = defaultdict(list)
+    problems = []
+    skipped = 0
+    for file in found.files:
+        if not _is_wanted(file.rank, wanted):
+            skipped += file.name.is_dump_like or file.sidecar is not None
+        elif file.sidecar is None:
+            chains[file.path].append(file)
+        elif file.sidecar.job in {"", job}:
+            chains[file.sidecar.rank].append(file)
+        else:
+            problems.append(
+                _problem(file, "stale: an earlier run of the job left it")
+            )
+
+    for chain in chains.values():
+        chain.sort(key=lambda file: _age(file.sidecar), reverse=True)
+        problems += [
+            _problem(file, f"stale: {_name(chain[0])} is of a later process")
+            for file in chain[1:]
+            if _process(file) != _process(chain[0])
+        ]
+
+    current = [s for s in found.sidecars if s.job in {"", job}]
+    sidecars = {
+        s.rank: s
+        for s in sorted(current, key=lambda s: (s.rank, *_age(s)))
+        if _is_wanted(s.rank, wanted)
+    }
+    return Plan(list(chains.values()), sidecars, problems, skipped)
+
+
+def choose_dumps(
+    decoded: Iterable[Decoded],
+) -> tuple[dict[int, RankDump], list[Missing]]:
+    """
+    Choose one dump per rank, and none of an earlier run.
+
+    Args:
+        decoded: What was read.
+
+    Returns:
+        The dumps by ascending rank, and why others were not chosen.
+    """
+    problems = []
+    claims = defaultdict(list)
+    for one in decoded:
+        rank = one.file.rank
+        if rank is None:
+            rank = infer_rank(one.dump)
+        if rank is None:
+            problems.append(_problem(one.file, _NO_RANK))
+        else:
+            dump = attrs.evolve(one.dump, rank=rank)
+            claims[rank].append(one._replace(dump=dump))
+
+    by_rank = {}
+    for rank, rivals in sorted(claims.items()):
+        best = max(rivals, key=_preference)
+        by_rank[rank] = best.dump
+        problems += [
+            _problem(r.file, f"not used: {_name(best.file)} is newer", rank)
+            for r in rivals
+            if r is not best and not _is_same_dump(r, best)
+        ]
+
+    for rank, seconds in find_stale(list(by_rank.values())).items():
+        reason = (
+            f"stale: its last record is {seconds:,.0f} s before the others"
+        )
+        problems.append(
+            Missing(
+                what="dump",
+                reason=reason,
+                rank=rank,
+                source=by_rank.pop(rank).path,
+            )
+        )
+    return by_rank, problems
+
+
+def announce_failures(
+    failed: Sequence[tuple[DumpFile, UnusableError]],
+    decoded: Sequence[Decoded],
+) -> list[Missing]:
+    """
+    Say which files are broken, but not which are no dumps and need not be.
+
+    Args:
+        failed: What could not be read.
+
+        decoded: What could; it tells how the dumps of this job are called.
+    """
+    families = {one.file.name.family for one in decoded}
+    return [
+        _problem(file, str(failure))
+        for file, failure in failed
+        if not failure.is_alien
+        or file.sidecar is not None
+        or file.name.family in families
+        or (file.name.is_dump_like and not families)
+    ]
+
+
+def announce_losses(decoded: Iterable[Decoded]) -> list[Missing]:
+    """
+    Say which files were read, but not as a whole.
+    """
+    problems = []
+    for one in decoded:
+        count = len(one.dump.entries)
+        if one.damage:
+            reason = f"damaged: only {count:,} records could be read: "
+            problems.append(_problem(one.file, reason + one.damage))
+        if one.unreadable:
+            reason = (
+                f"{one.unreadable:,} of {count + one.unreadable:,} records "
+                "cannot be read"
+            )
+            problems.append(_problem(one.file, reason))
+
+    return problems
+
+
+_NO_RANK = (
+    "neither its name nor its content tells the rank: name it like rank_3"
+)
+
+
+def _is_wanted(rank: int | None, wanted: Collection[int] | None) -> bool:
+    return wanted is None or rank is None or rank in wanted
+
+
+def _age(sidecar: Sidecar | None) -> tuple[float, float]:
+    return (sidecar.started, sidecar.written) if sidecar else (0.0, 0.0)
+
+
+def _process(file: DumpFile) -> tuple[object, ...] | None:
+    s = file.sidecar
+    return None if s is None else (s.host, s.pid, s.started)
+
+
+def _preference(one: Decoded) -> tuple[object, ...]:
+    return (
+        *_age(one.file.sidecar),
+        last_activity(one.dump),
+        len(one.dump.entries),
+        # The same dump as JSON has no stacks.
+        ".json" not in one.file.path.lower(),
+        one.file.modified,
+        one.file.path,
+    )
+
+
+def _is_same_dump(one: Decoded, other: Decoded) -> bool:
+    """
+    Whether one file merely repeats the other in another form.
+    """
+    return _process(one.file) == _process(other.file) and (
+        last_activity(one.dump),
+        len(one.dump.entries),
+    ) == (last_activity(other.dump), len(other.dump.entries))
+
+
+def _problem(file: DumpFile, reason: str, rank: int | None = None) -> Missing:
+    return Missing(
+        what="dump",
+        reason=clean(reason),
+        rank=file.rank if rank is None else rank,
+        source=file.path,
+    )
+
+
+def _name(file: DumpFile) -> str:
+    return PurePath(file.path).name

@@ -1,0 +1,322 @@
+"""
+Which file is the dump of which rank?
+
+A dump does not say so itself.  A side-car does; otherwise the name of the file
+has to.  Folders hold other files, too: those are left alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path, PurePath
+from typing import NamedTuple
+
+from ..findings import Missing
+from .sidecar import SIDECAR_SUFFIX, Sidecar, parse_sidecar
+
+
+__all__ = ["DumpFile", "FileName", "Found", "find_files", "parse_name"]
+
+_DEPTH_LIMIT = 32
+_SIDECAR_LIMIT = 64 << 20
+
+_SUFFIXES = {
+    *(".bin", ".dat", ".dump", ".fr", ".gz"),
+    *(".json", ".pickle", ".pkl", ".trace"),
+}
+
+# These are never announced as broken dumps, whatever else is in their names.
+_FOREIGN = {
+    *(".bz2", ".cfg", ".core", ".csv", ".db", ".err", ".folded", ".html"),
+    *(".ini", ".jsonl", ".lock", ".log", ".md", ".npy", ".npz", ".nsys-rep"),
+    *(".out", ".parquet", ".pid", ".pipe", ".png", ".prof", ".pt", ".pth"),
+    *(".py", ".pyc", ".safetensors", ".sh", ".so", ".sqlite", ".stderr"),
+    *(".stdout", ".svg", ".tar", ".tgz", ".toml", ".txt", ".xml", ".xz"),
+    *(".yaml", ".yml", ".zip", ".zst"),
+}
+
+_UNFINISHED = re.compile(
+    r"^\.|\.(?:tmp|temp|part|partial|swp)\b|~$", re.IGNORECASE
+)
+
+_RANK = re.compile(
+    r"(?<!local)(?<!local[_-])(?<!node)(?<!node[_-])(?<!group)(?<!group[_-])"
+    r"rank[_-]?([0-9]{1,9})(?![0-9])",
+    re.IGNORECASE,
+)
+_TRAILING = re.compile(r"(?<![0-9])([0-9]{1,9})$")
+
+# What dumps are called; whatever else a name says may be the host.
+_WORDS = re.compile(
+    r"(?<![a-z0-9])(?:comm|debug|dump|dumps|flight|fr|gloo|global|info|lib"
+    r"|nccl|rank|rccl|record|recorder|trace|xccl)(?![a-z0-9])",
+    re.IGNORECASE,
+)
+
+
+class FileName(NamedTuple):
+    """
+    What a file name says.
+
+    Attributes:
+        rank: Global rank, if there is a number for it.
+
+        host: What may be the name of the host, or ``""``.
+
+        family: The name without its numbers and known suffixes; the dumps of
+            a job have it in common.
+
+        is_dump_like: Whether a dump is to be expected.
+    """
+
+    rank: int | None
+    host: str
+    family: str
+    is_dump_like: bool
+
+
+class DumpFile(NamedTuple):
+    """
+    A file that may be a dump.
+
+    Attributes:
+        path: Where it is.
+
+        name: What its name says.
+
+        host: Name of the node, if it can be told.
+
+        modified: When it was changed last, in seconds since the epoch.
+
+        sidecar: What *distdebug* noted beside it.
+    """
+
+    path: str
+    name: FileName
+    host: str | None
+    modified: float
+    sidecar: Sidecar | None = None
+
+    @property
+    def rank(self) -> int | None:
+        """
+        Whose dump it is.
+        """
+        return self.sidecar.rank if self.sidecar else self.name.rank
+
+
+class Found(NamedTuple):
+    """
+    What lies in the places that were looked at.
+    """
+
+    files: list[DumpFile]
+    sidecars: list[Sidecar]
+    problems: list[Missing]
+
+
+def find_files(paths: Iterable[str]) -> Found:
+    """
+    Find what may be dumps, and the side-cars.
+
+    Args:
+        paths: Folders, which are searched with all that is in them, and
+            files.
+
+    Returns:
+        The files by their paths.  Links to a file that is listed already are
+        left out, as is everything that is not a regular file.
+    """
+    problems: list[Missing] = []
+    seen: set[tuple[int, int]] = set()
+    listed: list[tuple[str, str, float]] = []
+    for path in paths:
+        listed += [(path, *place) for place in _walk(path, seen, problems)]
+
+    sidecars: dict[str, Sidecar] = {}
+    rest = []
+    for root, path, modified in listed:
+        if path.endswith(SIDECAR_SUFFIX):
+            _read_sidecar(path, sidecars, problems)
+        else:
+            rest.append((root, path, modified))
+
+    by_dump = _by_dump(sidecars.values())
+    files = [
+        DumpFile(
+            path,
+            parse_name(path),
+            None,
+            modified,
+            by_dump.get(PurePath(path)),
+        )
+        for _, path, modified in rest
+    ]
+    hosts = _hosts(files, [root for root, _, _ in rest])
+    return Found(
+        sorted(f._replace(host=h) for f, h in zip(files, hosts, strict=True)),
+        list(sidecars.values()),
+        problems,
+    )
+
+
+def parse_name(path: str) -> FileName:
+    """
+    What does the name of a file say?
+
+    The rank is the number after the last ``rank``; or else the number that
+    the name ends in.
+
+    Args:
+        path: The file.
+    """
+    name = PurePath(path)
+    while name.suffix.lower() in _SUFFIXES:
+        name = name.with_suffix("")
+
+    is_foreign = name.suffix.lower() in _FOREIGN
+    stem = name.stem if is_foreign else name.name
+
+    named = list(_RANK.finditer(stem))
+    matches = named or list(_TRAILING.finditer(stem))
+    if not matches:
+        return FileName(None, "", stem, is_dump_like=False)
+
+    found = matches[-1]
+    rest = f"{stem[: found.start()]}_{stem[found.end() :]}"
+    host = _WORDS.sub("", rest).strip("_-.")
+    return FileName(
+        rank=int(found[1]),
+        # A number alone is a time or a process.
+        host=host if re.search(r"[a-z]", host, re.IGNORECASE) else "",
+        family=re.sub(r"[0-9]+", "#", stem),
+        is_dump_like=not is_foreign and bool(named or _WORDS.search(stem)),
+    )
+
+
+def _walk(
+    path: str, seen: set[tuple[int, int]], problems: list[Missing]
+) -> Iterator[tuple[str, float]]:
+    """
+    List regular files, each once, with the time of their last change.
+    """
+    # Links come last, so that they are what is left out.
+    links: list[tuple[str, int]] = []
+    todo = [(path, 0)]
+    while todo or links:
+        place, depth = todo.pop() if todo else links.pop()
+        try:
+            status = Path(place).stat()
+        except OSError as exc:
+            if place == path:
+                problems.append(_unreadable(place, exc))
+            continue
+
+        key = (status.st_dev, status.st_ino)
+        if key in seen:
+            continue
+
+        seen.add(key)
+        if stat.S_ISREG(status.st_mode):
+            yield place, status.st_mtime
+        elif stat.S_ISDIR(status.st_mode) and depth < _DEPTH_LIMIT:
+            for entry in _listed(place, problems):
+                later = links if entry.is_symlink() else todo
+                later.append((entry.path, depth + 1))
+
+
+def _listed(folder: str, problems: list[Missing]) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return [e for e in entries if not _UNFINISHED.search(e.name)]
+    except OSError as exc:
+        problems.append(_unreadable(folder, exc))
+        return []
+
+
+def _unreadable(path: str, exc: OSError) -> Missing:
+    return Missing(
+        what="dump",
+        reason=f"cannot be read: {exc.strerror or exc}",
+        source=path,
+    )
+
+
+def _read_sidecar(
+    path: str, sidecars: dict[str, Sidecar], problems: list[Missing]
+) -> None:
+    try:
+        with Path(path).open("rb") as file:
+            data = file.read(_SIDECAR_LIMIT)
+        sidecars[path] = parse_sidecar(json.loads(data), path)
+    except (
+        *(AttributeError, KeyError, OSError, OverflowError),
+        *(RecursionError, TypeError, ValueError),
+    ) as exc:
+        problems.append(
+            Missing(
+                what="sidecar",
+                reason=f"not a side-car: {type(exc).__name__}: {exc}",
+                rank=parse_name(path.removesuffix(SIDECAR_SUFFIX)).rank,
+                source=path,
+            )
+        )
+
+
+def _by_dump(sidecars: Iterable[Sidecar]) -> dict[PurePath, Sidecar]:
+    """
+    The newest side-car that names each dump beside it.
+    """
+    by_dump: dict[PurePath, Sidecar] = {}
+    for sidecar in sorted(sidecars, key=lambda s: s.written):
+        # A side-car has no say about files elsewhere.
+        if sidecar.dump and PurePath(sidecar.dump).name == sidecar.dump:
+            path = PurePath(sidecar.path).with_name(sidecar.dump)
+            by_dump[path] = sidecar
+
+    return by_dump
+
+
+def _hosts(files: list[DumpFile], roots: list[str]) -> list[str | None]:
+    """
+    The host of each file: from its side-car, its name, or its folder.
+    """
+    names = {f.name.host for f in files if f.name.host}
+    level = _first_difference(
+        [_folders(f, root) for f, root in zip(files, roots, strict=True)]
+    )
+    hosts: list[str | None] = []
+    for file, root in zip(files, roots, strict=True):
+        folders = _folders(file, root)
+        if file.sidecar is not None:
+            hosts.append(file.sidecar.host or None)
+        elif file.name.host and len(names) > 1:
+            # What all names have in common tells nothing.
+            hosts.append(file.name.host)
+        elif level is not None and level < len(folders):
+            hosts.append(folders[level])
+        else:
+            hosts.append(None)
+
+    return hosts
+
+
+def _folders(file: DumpFile, root: str) -> list[str]:
+    path = PurePath(file.path)
+    return list(path.relative_to(root).parts[:-1])
+
+
+def _first_difference(folders: list[list[str]]) -> int | None:
+    """
+    At which level do the files lie in different folders?
+    """
+    for level in range(max(map(len, folders), default=0)):
+        if len({f[level] for f in folders if level < len(f)}) > 1:
+            return level
+
+    return None

@@ -1,0 +1,323 @@
+"""
+How are files decoded that may be damaged, or made to do harm?
+
+Each file is decoded by a child process that has a limit on its memory and on
+its time.  Whatever happens to the child costs one file; a new child goes on
+with the next.  What children send is never unpickled, only looked at.
+
+There are as many children as cores, which is also how large jobs are read
+fast.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, as_completed
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from .decode import LENGTHS, pack
+
+
+__all__ = ["TIME_LIMIT_S", "decode_batch", "decode_files", "decode_frames"]
+
+# A file of 20,000 records takes 50 milliseconds.
+TIME_LIMIT_S = 60.0
+
+# Enough for a child to have work while we look at its answer; few enough for
+# the requests to fit into a pipe.
+_AHEAD = 2
+
+_BATCH = 32
+_PIPE_SIZE = 1 << 20
+
+# Our own modules, without the package around them and what it imports.
+_PROGRAM = """
+import sys, types
+package = types.ModuleType("sandboxed")
+package.__path__ = [sys.argv[1]]
+sys.modules["sandboxed"] = package
+from sandboxed.decode import main
+main()
+"""
+
+
+def decode_files(
+    paths: Sequence[str],
+    *,
+    executor: Executor | None = None,
+    time_limit_s: float = TIME_LIMIT_S,
+) -> Iterator[tuple[str, bytes]]:
+    """
+    Decode files in child processes.
+
+    Args:
+        paths: The files.
+
+        executor: Where to start the child processes, in batches of files; by
+            default one child per core runs here.
+
+        time_limit_s: How long one file may take, in seconds.
+
+    Yields:
+        Each file with its message (see `decode`), as they come.  A failure is
+        a message, too.
+    """
+    if executor is not None:
+        return _decode_elsewhere(paths, executor, time_limit_s)
+
+    # A child takes as long to start as it takes to decode a few files.
+    children = min(_cores(), -(-len(paths) // 4))
+    return _decode(paths, {}, children, time_limit_s)
+
+
+def decode_batch(
+    paths: Sequence[str], time_limit_s: float = TIME_LIMIT_S
+) -> list[tuple[str, bytes]]:
+    """
+    Decode some files in one child process.
+
+    Executors run this function, perhaps on other machines.
+    """
+    return list(_decode(paths, {}, 1, time_limit_s))
+
+
+def decode_frames(
+    path: str, rows: Sequence[int], time_limit_s: float = TIME_LIMIT_S
+) -> bytes:
+    """
+    Read the stacks of some records of a file.
+
+    Returns:
+        A message with *frames*, or a failure.
+    """
+    extra = {"rows": [int(row) for row in rows]}
+    ((_, message),) = _decode([path], extra, 1, time_limit_s)
+    return message
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+
+    return os.cpu_count() or 1
+
+
+def _decode_elsewhere(
+    paths: Sequence[str], executor: Executor, time_limit_s: float
+) -> Iterator[tuple[str, bytes]]:
+    batches = [paths[i : i + _BATCH] for i in range(0, len(paths), _BATCH)]
+    futures = {
+        executor.submit(decode_batch, batch, time_limit_s): batch
+        for batch in batches
+    }
+    try:
+        for future in as_completed(futures):
+            try:
+                answers = future.result()
+            except Exception as exc:  # noqa: BLE001
+                # A lost worker must not cost the other batches.
+                reason = f"the executor failed: {type(exc).__name__}: {exc}"
+                answers = [(p, _failure(reason)) for p in futures[future]]
+            yield from answers
+    finally:
+        for future in futures:
+            future.cancel()
+
+
+def _decode(
+    paths: Sequence[str],
+    extra: dict[str, Any],
+    children: int,
+    time_limit_s: float,
+) -> Iterator[tuple[str, bytes]]:
+    """
+    Keep some children busy until every file has an answer.
+    """
+    todo = deque(paths)
+    crew: list[_Child] = []
+    try:
+        while todo or crew:
+            while todo and len(crew) < children:
+                try:
+                    crew.append(_Child(extra, time_limit_s))
+                except OSError as exc:
+                    reason = f"no process could be started for it: {exc}"
+                    yield todo.popleft(), _failure(reason)
+            for child in crew:
+                child.feed(todo)
+            _listen(crew)
+            for child in list(crew):
+                yield from child.answers()
+                if child.is_done:
+                    child.close()
+                    crew.remove(child)
+                    # What it had not begun with is for another one.
+                    todo.extendleft(reversed(child.asked))
+    finally:
+        # Also if the caller was interrupted: no child outlives this call.
+        for child in crew:
+            child.close()
+
+
+def _listen(crew: list[_Child]) -> None:
+    """
+    Wait until a child has something to say, or takes too long.
+    """
+    with selectors.DefaultSelector() as selector:
+        for child in crew:
+            selector.register(child, selectors.EVENT_READ)
+        deadline = min((c.deadline for c in crew), default=0.0)
+        ready = {
+            key.fileobj
+            for key, _ in selector.select(max(deadline - time.monotonic(), 0))
+        }
+
+    now = time.monotonic()
+    for child in crew:
+        if child in ready:
+            child.receive()
+        elif child.deadline <= now:
+            child.failure = f"it takes more than {child.limit_s:g} s to decode"
+
+
+class _Child:
+    """
+    One process that decodes.
+
+    Attributes:
+        asked: What it was asked for and did not answer yet, oldest first.
+
+        deadline: When its next answer is overdue.
+
+        failure: Why it answers no more.
+    """
+
+    def __init__(self, extra: dict[str, Any], limit_s: float) -> None:
+        self.asked: deque[str] = deque()
+        self.limit_s = limit_s
+        self.deadline = time.monotonic() + limit_s
+        self.failure: str | None = None
+        self.is_done = False
+        self._extra = extra
+        self._received = bytearray()
+        self._process = subprocess.Popen(
+            [
+                sys.executable,
+                *("-I", "-S", "-B", "-c"),
+                _PROGRAM,
+                str(Path(__file__).parent),
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+        )
+        _widen(self.fileno())
+
+    def fileno(self) -> int:
+        """
+        Where its answers come from.
+        """
+        assert self._process.stdout  # noqa: S101
+
+        return self._process.stdout.fileno()
+
+    def feed(self, todo: deque[str]) -> None:
+        """
+        Ask for the next files, or say that there are no more.
+        """
+        assert self._process.stdin  # noqa: S101
+
+        while todo and len(self.asked) < _AHEAD:
+            path = todo.popleft()
+            self.asked.append(path)
+            # One character per byte: the child may see names differently.
+            request = {"path": os.fsencode(path).decode("latin-1")}
+            # If it is dead, that shows when its answer is awaited.
+            with suppress(BrokenPipeError):
+                self._process.stdin.write(
+                    json.dumps(request | self._extra).encode() + b"\n"
+                )
+
+    def receive(self) -> None:
+        """
+        Take what it has sent.
+        """
+        data = os.read(self.fileno(), _PIPE_SIZE)
+        if data:
+            self._received += data
+        else:
+            self.failure = _obituary(self._process.wait())
+
+    def answers(self) -> Iterator[tuple[str, bytes]]:
+        """
+        What it has answered by now, as far as it is complete.
+        """
+        while self.asked and (message := self._message()):
+            self.deadline = time.monotonic() + self.limit_s
+            yield self.asked.popleft(), message
+
+        if self.failure is not None and self.asked:
+            yield self.asked.popleft(), _failure(self.failure)
+
+        self.is_done = self.failure is not None or not self.asked
+
+    def close(self) -> None:
+        """
+        End the process, whatever it is doing.
+        """
+        self._process.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe:
+                pipe.close()
+        self._process.wait()
+
+    def _message(self) -> bytes | None:
+        start = LENGTHS.size
+        if len(self._received) < start:
+            return None
+
+        end = start + sum(LENGTHS.unpack_from(self._received))
+        if len(self._received) < end:
+            return None
+
+        message = bytes(self._received[:end])
+        del self._received[:end]
+        return message
+
+
+def _widen(fd: int) -> None:
+    """
+    Let a child go on while we are busy, if the system has room for that.
+    """
+    import fcntl
+
+    if hasattr(fcntl, "F_SETPIPE_SZ"):
+        with suppress(OSError):
+            fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
+
+
+def _obituary(status: int) -> str:
+    if status >= 0:
+        return f"the process that decoded it ended with status {status}"
+
+    with suppress(ValueError):
+        name = signal.Signals(-status).name
+        return f"the process that decoded it was killed by {name}"
+
+    return f"the process that decoded it was killed by signal {-status}"
+
+
+def _failure(reason: str) -> bytes:
+    return pack({"failure": "broken", "reason": reason})

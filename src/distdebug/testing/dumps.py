@@ -1,0 +1,390 @@
+"""
+How does each version of the format write down what was recorded?
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .jobs import Record, SimulatedGroup, SimulatedJob, Stack
+from .torch_pickle import torch_pickle
+
+
+__all__ = ["make_dumps", "plain_dump"]
+
+
+def make_dumps(  # noqa: PLR0913
+    folder: str | os.PathLike[str],
+    job: SimulatedJob,
+    *,
+    prefix: str = "nccl_trace_rank_",
+    version: str = "2.10",
+    missing: Collection[int] = (),
+    ring: int = 2000,
+    clock_offsets_s: Mapping[int, float] | None = None,
+    timed: bool = False,
+    only_active: bool = False,
+    as_json: bool = False,
+    compress: bool = False,
+) -> dict[int, Path]:
+    """
+    Write the dumps of a simulated job.
+
+    Args:
+        folder: Where to; it is made if it does not exist.
+
+        job: What the ranks recorded.
+
+        prefix: What their names begin with, before the rank.
+
+        version: Version of the format, from ``"1.1"`` to ``"2.11"``; or
+            ``""`` for the bare list that torch wrote up to 2.2.
+
+        missing: Ranks that leave no dump.
+
+        ring: How many records a rank keeps.
+
+        clock_offsets_s: By how many seconds the clocks of ranks are ahead.
+
+        timed: Whether starts and durations are recorded.
+
+        only_active: Whether completed calls are left out.
+
+        as_json: Whether to write JSON, which has no stacks.
+
+        compress: Whether to compress by gzip.
+
+    Returns:
+        The file of each rank.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    suffix = (".json" if as_json else "") + (".gz" if compress else "")
+    paths = {}
+    for rank in job.records:
+        if rank in missing:
+            continue
+
+        data = plain_dump(
+            job,
+            rank,
+            version=version,
+            ring=ring,
+            clock_offset_s=(clock_offsets_s or {}).get(rank, 0.0),
+            timed=timed,
+            only_active=only_active,
+        )
+        raw = _json(data) if as_json else torch_pickle(data)
+        paths[rank] = folder / f"{prefix}{rank}{suffix}"
+        paths[rank].write_bytes(gzip.compress(raw, 1) if compress else raw)
+
+    return paths
+
+
+def plain_dump(  # noqa: PLR0913
+    job: SimulatedJob,
+    rank: int,
+    *,
+    version: str = "2.10",
+    ring: int = 2000,
+    clock_offset_s: float = 0.0,
+    timed: bool = False,
+    only_active: bool = False,
+) -> Any:
+    """
+    What does the dump of one rank hold, before it is pickled?
+
+    Args:
+        job: What the ranks recorded.
+
+        rank: Global rank.
+
+        version: Version of the format; ``""`` for the bare list.
+
+        ring: How many records the rank keeps.
+
+        clock_offset_s: By how many seconds its clock is ahead.
+
+        timed: Whether starts and durations are recorded.
+
+        only_active: Whether completed calls are left out.
+    """
+    moment = job.dumped.get(rank, job.clock)
+    seen = [r for r in job.records[rank] if r.created <= moment]
+    pg_ids = _pg_ids(job, rank)
+    ended = [_Ended(record, moment) for record in seen]
+    _note_starts(ended, timed=timed and job.backend != "gloo")
+    form = _Format.of(version)
+    writing = _Writing(job, form, pg_ids, clock_offset_s, _Frames())
+    entries = [
+        writing.entry(number, end)
+        for number, end in enumerate(ended)
+        if not (only_active and end.is_complete and job.backend != "gloo")
+    ][-ring:]
+    if not version:
+        return entries
+
+    dump: dict[str, Any] = {
+        "version": version,
+        "pg_config": _pg_config(job, ended),
+    }
+    if form.has_library:
+        key = "comm_lib_version" if form.is_neutral else "nccl_version"
+        dump[key] = "" if job.backend == "gloo" else "2.27.3"
+    if form.has_types:
+        dump["pg_status"] = _pg_status(job, pg_ids, ended)
+    if entries or not only_active:
+        dump["entries"] = entries
+    return dump
+
+
+class _Ended:
+    """
+    A record as it is when the dump is taken.
+    """
+
+    def __init__(self, record: Record, moment: float) -> None:
+        self.record = record
+        completed = record.call.completed if record.call else None
+        self.completed: float | None = None
+        if completed is not None and completed <= moment:
+            self.completed = completed
+        self.is_complete = self.completed is not None
+        if record.state is not None:
+            self.is_complete = record.state == "completed"
+        self.started: float | None = None
+
+
+def _note_starts(ended: Iterable[_Ended], *, timed: bool) -> None:
+    """
+    Within one group, a call starts when the one before has completed.
+    """
+    busy: set[tuple[str, bool]] = set()
+    for end in ended:
+        record = end.record
+        stream = (record.group.name, record.is_p2p)
+        if timed and record.call is not None and stream not in busy:
+            end.started = record.created
+        if not end.is_complete:
+            busy.add(stream)
+
+
+class _Frames:
+    """
+    Makes frames that are the same one object.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[str, str, int], dict[str, Any]] = {}
+
+    def of(self, stack: Stack) -> list[dict[str, Any]]:
+        made = self._made
+        frames = []
+        for line in stack:
+            if line not in made:
+                names = ("name", "filename", "line")
+                made[line] = dict(zip(names, line, strict=True))
+            frames.append(made[line])
+
+        return frames
+
+
+class _Format(NamedTuple):
+    """
+    What a version of the format has.
+    """
+
+    has_record_id: bool
+    has_groups: bool
+    has_types: bool
+    has_library: bool
+    has_threads: bool
+    is_neutral: bool
+
+    @classmethod
+    def of(cls, version: str) -> _Format:
+        level = tuple(map(int, version.split("."))) if version else (0,)
+        since = [(1, 2), (2, 1), (2, 3), (2, 6), (2, 9), (2, 10)]
+        return cls(*(level >= first for first in since))
+
+
+class _Writing(NamedTuple):
+    """
+    What the records of one dump have in common.
+    """
+
+    job: SimulatedJob
+    format: _Format
+    pg_ids: Mapping[str, int]
+    clock_offset_s: float
+    frames: _Frames
+
+    def entry(self, number: int, end: _Ended) -> dict[str, Any]:
+        """
+        One record, in the order of the keys in genuine dumps.
+        """
+        record = end.record
+        stack = self.frames.of(record.stack)
+        return {
+            **({"frames": stack} if stack else {}),
+            **({"record_id": number} if self.format.has_record_id else {}),
+            "pg_id": self.pg_ids[record.group.name],
+            **self._numbers(record),
+            "profiling_name": f"{self.job.backend}:{record.op}",
+            "time_created_ns": self._nanoseconds(record.created),
+            **_duration(end),
+            **self._shape(record),
+            **self._outcome(end),
+        }
+
+    def _nanoseconds(self, moment: float) -> int:
+        return int((moment + self.clock_offset_s) * 1e6) * 1000
+
+    def _numbers(self, record: Record) -> dict[str, Any]:
+        if not self.format.has_groups:
+            # There was one counter for both kinds of operations.
+            return {"seq_id": record.op_id}
+
+        numbers: dict[str, Any] = {
+            "process_group": (record.group.name, record.group.desc)
+        }
+        if self.format.has_threads:
+            numbers["thread_name"] = "python3"
+            numbers["thread_id"] = "140424616795008"
+        numbers["collective_seq_id"] = record.seq
+        numbers["p2p_seq_id"] = record.p2p_seq
+        if self.format.has_types:
+            numbers["op_id"] = record.op_id
+        return numbers
+
+    def _shape(self, record: Record) -> dict[str, Any]:
+        inputs, input_dtypes, outputs, output_dtypes = record.shape
+        shape = {
+            "input_sizes": [list(size) for size in inputs],
+            "input_dtypes": list(input_dtypes),
+            "output_sizes": [list(size) for size in outputs],
+            "output_dtypes": list(output_dtypes),
+        }
+        if not self.format.has_types:
+            del shape["input_dtypes"], shape["output_dtypes"]
+        return shape
+
+    def _outcome(self, end: _Ended) -> dict[str, Any]:
+        times = (end.started, end.completed)
+        if self.job.backend == "gloo":
+            times = (None, None)
+        state, retired = _state(self.job, end)
+        started, completed = (
+            None if moment is None else self._nanoseconds(moment)
+            for moment in times
+        )
+        outcome: dict[str, Any] = {
+            "state": state,
+            "time_discovered_started_ns": started,
+            "time_discovered_completed_ns": completed,
+            "retired": retired,
+        }
+        if self.format.has_types:
+            outcome["timeout_ms"] = int(self.job.timeout_s * 1000)
+        if self.format.has_groups:
+            outcome["is_p2p"] = end.record.is_p2p
+        return outcome
+
+
+def _duration(end: _Ended) -> dict[str, float]:
+    if end.started is None or end.completed is None:
+        return {}
+
+    return {"duration_ms": (end.completed - end.started) * 1e3}
+
+
+def _state(job: SimulatedJob, end: _Ended) -> tuple[str, bool]:
+    if job.backend == "gloo":
+        return "scheduled", end.is_complete
+
+    if end.record.state is not None:
+        return end.record.state, end.is_complete
+
+    if end.is_complete:
+        return "completed", True
+
+    return ("scheduled" if end.started is None else "started"), False
+
+
+def _pg_ids(job: SimulatedJob, rank: int) -> dict[str, int]:
+    """
+    A process numbers the groups that it is a member of.
+    """
+    own = [group.name for group in job.groups if rank in group.ranks]
+    return {name: pg_id for pg_id, name in enumerate(own)}
+
+
+def _pg_config(
+    job: SimulatedJob, ended: Iterable[_Ended]
+) -> dict[str, dict[str, str]]:
+    if job.backend == "gloo":
+        # Torch notes the group before it has a name.
+        return {"": {"name": "", "desc": "", "ranks": "[]"}}
+
+    used: list[SimulatedGroup] = sorted({end.record.group for end in ended})
+    return {
+        name: {"name": name, "desc": desc, "ranks": str(list(ranks))}
+        for name, desc, ranks in used
+    }
+
+
+def _pg_status(
+    job: SimulatedJob, pg_ids: Mapping[str, int], ended: Iterable[_Ended]
+) -> dict[str, dict[str, int]]:
+    status: dict[str, dict[str, int]] = {}
+    for end in ended:
+        record = end.record
+        last = status.setdefault(
+            str(pg_ids[record.group.name]),
+            {
+                f"last_{what}_collective": -1
+                for what in ("enqueued", "started", "completed")
+            },
+        )
+        # Both kinds of operations overwrite the same counters.
+        number = record.p2p_seq if record.is_p2p else record.seq
+        if job.backend == "gloo":
+            number = record.op_id
+        if record.call is None:
+            continue
+
+        if not record.in_launch:
+            last["last_enqueued_collective"] = number
+        if end.started is not None:
+            last["last_started_collective"] = number
+        if end.is_complete:
+            last["last_completed_collective"] = number
+
+    return status
+
+
+def _json(data: Any) -> bytes:
+    if isinstance(data, dict):
+        data = {**data, "nccl_comm_state": {}}
+        entries = [_json_entry(entry) for entry in data.pop("entries", ())]
+        if entries:
+            data["entries"] = entries
+        data["pg_status"] = {
+            pg_id: {what: str(number) for what, number in status.items()}
+            for pg_id, status in data.get("pg_status", {}).items()
+        }
+    return json.dumps(data, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _json_entry(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        key: 0 if value is None else value
+        for key, value in entry.items()
+        if key != "frames"
+    }

@@ -1,0 +1,289 @@
+"""
+Child processes that decode files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pytest
+
+from distdebug.flight_recorder import sandbox
+from distdebug.flight_recorder.decode import LENGTHS
+from distdebug.flight_recorder.sandbox import (
+    decode_batch,
+    decode_files,
+    decode_frames,
+)
+from distdebug.testing import SimulatedJob, make_dumps
+
+
+@pytest.fixture(name="paths")
+def _paths(tmp_path):
+    """
+    The dumps of 20 ranks.
+    """
+    job = SimulatedJob(20, stack_depth=2)
+    job.collective("all_reduce")
+    return [str(path) for path in make_dumps(tmp_path, job).values()]
+
+
+def header_of(message):
+    """
+    What a message says.
+    """
+    size, _ = LENGTHS.unpack_from(message)
+    return json.loads(message[LENGTHS.size : LENGTHS.size + size])
+
+
+def reasons_of(answers):
+    """
+    The failures among answers, by file.
+    """
+    headers = {path: header_of(message) for path, message in answers}
+    return {p: h["reason"] for p, h in headers.items() if "failure" in h}
+
+
+def program(monkeypatch, code):
+    """
+    Let children run *code* instead.
+    """
+    monkeypatch.setattr(sandbox, "_PROGRAM", code)
+
+
+def test_all_answered(paths, monkeypatch):
+    """
+    Each file has one answer, whichever child it comes from.
+    """
+    monkeypatch.setattr(sandbox, "_cores", lambda: 2)
+
+    answers = list(decode_files(paths))
+
+    assert sorted(paths) == sorted(path for path, _ in answers)
+    assert {} == reasons_of(answers)
+
+
+def test_batch(paths):
+    """
+    One child answers in the order of the files.
+    """
+    assert paths == [path for path, _ in decode_batch(paths)]
+
+
+def test_nothing():
+    """
+    No files need no child.
+    """
+    assert [] == list(decode_files([]))
+
+
+def test_frames(paths):
+    """
+    Stacks come without columns.
+    """
+    message = decode_frames(paths[0], [0])
+
+    assert 2 == len(header_of(message)["frames"][0])
+
+
+class TestChild:
+    def test_isolated(self, tmp_path, monkeypatch):
+        """
+        It imports neither the package nor what the user has installed.
+        """
+        out = tmp_path / "modules"
+        program(
+            monkeypatch,
+            sandbox._PROGRAM.replace(
+                "main()",
+                f"open({str(out)!r}, 'w').write(' '.join(sys.modules))",
+            ),
+        )
+
+        decode_batch(["x"])
+
+        modules = set(out.read_text(encoding="utf-8").split())
+        assert {"sandboxed.decode", "sandboxed.careful"} <= modules
+        assert not {"distdebug", "site", "numpy", "attrs"} & modules
+
+    def test_dies(self, paths, monkeypatch):
+        """
+        A child that is killed costs the file it was at; another goes on.
+        """
+        program(
+            monkeypatch,
+            sandbox._PROGRAM.replace(
+                "main()",
+                "import os, sandboxed.decode as d\n"
+                "good = d.answer\n"
+                "d.answer = lambda r: good(r) if '_1' not in r['path'][-3:]"
+                " else os.kill(os.getpid(), 9)\n"
+                "main()",
+            ),
+        )
+
+        reasons = reasons_of(decode_batch(paths))
+
+        assert {p for p in paths if "_1" in p[-3:]} == reasons.keys()
+        assert {"the process that decoded it was killed by SIGKILL"} == set(
+            reasons.values()
+        )
+
+    def test_ends(self, paths, monkeypatch):
+        """
+        A child that ends too early is a failure.
+        """
+        program(monkeypatch, "raise SystemExit(3)")
+
+        reasons = reasons_of(decode_batch(paths[:3]))
+
+        assert ["the process that decoded it ended with status 3"] * 3 == list(
+            reasons.values()
+        )
+
+    def test_hangs(self, paths, monkeypatch):
+        """
+        A child that takes too long is killed.
+        """
+        program(monkeypatch, "import time; time.sleep(600)")
+
+        reasons = reasons_of(decode_batch(paths[:2], time_limit_s=0.2))
+
+        assert ["it takes more than 0.2 s to decode"] * 2 == list(
+            reasons.values()
+        )
+
+    def test_cannot_start(self, paths, monkeypatch):
+        """
+        Without an interpreter there is a reason for each file.
+        """
+        monkeypatch.setattr(sys, "executable", "/does/not/exist")
+
+        reasons = reasons_of(decode_files(paths))
+
+        assert 20 == len(reasons)
+        assert "no process could be started" in reasons[paths[0]]
+
+    def test_odd_signal(self):
+        """
+        Signals without a name have a number.
+        """
+        assert "killed by signal 250" in sandbox._obituary(-250)
+
+    def test_does_not_outlive(self, paths, monkeypatch):
+        """
+        If nobody wants the answers, no child is left.
+        """
+        made = []
+        start = sandbox.subprocess.Popen
+
+        def noted(*args, **options):
+            made.append(start(*args, **options))
+            return made[-1]
+
+        monkeypatch.setattr(sandbox.subprocess, "Popen", noted)
+        answers = decode_files(paths)
+
+        next(answers)
+        answers.close()
+
+        assert made
+        assert all(child.returncode is not None for child in made)
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_AS")
+    def test_memory_bomb(self, paths, tmp_path):
+        """
+        A few bytes that ask for 34 GB of memory are a dump without records.
+        """
+        bomb = tmp_path / "bomb_rank_20"
+        bomb.write_bytes(b"\x80\x02}r\xff\xff\xff\x7f(X\x07\0\0\0entries]u.")
+
+        answers = decode_batch([*paths, str(bomb)])
+
+        assert {} == reasons_of(answers)
+        assert 0 == header_of(answers[-1][1])["count"]
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_AS")
+    def test_copy_bomb(self, paths, tmp_path):
+        """
+        Lists that hold each other take no memory until they are copied.
+        """
+        value: list[object] = []
+        for _ in range(60):
+            value = [value, value]
+        entry = {"seq_id": 1, "profiling_name": "x", "input_sizes": value}
+        bomb = tmp_path / "bomb_rank_20"
+        bomb.write_bytes(pickle.dumps({"entries": [entry]}, 2))
+
+        answers = decode_batch([str(bomb), *paths])
+
+        assert [str(bomb)] == list(reasons_of(answers))
+
+
+class TestExecutor:
+    def test_batches(self, paths, monkeypatch):
+        """
+        An executor gets batches, and gives the same answers.
+        """
+        monkeypatch.setattr(sandbox, "_BATCH", 8)
+
+        with ThreadPoolExecutor(2) as executor:
+            answers = list(decode_files(paths, executor=executor))
+
+        assert sorted(decode_batch(paths)) == sorted(answers)
+
+    def test_work_is_picklable(self):
+        """
+        What is submitted can travel to another machine.
+        """
+        assert decode_batch is pickle.loads(pickle.dumps(decode_batch))
+
+    def test_breaks(self, paths):
+        """
+        If the executor loses work, that is the reason for its files.
+        """
+
+        class Broken(ThreadPoolExecutor):
+            def submit(self, *args, **options):
+                future = Future()
+                future.set_exception(RuntimeError("node lost"))
+                return future
+
+        reasons = reasons_of(decode_files(paths, executor=Broken()))
+
+        assert 20 == len(reasons)
+        assert {"the executor failed: RuntimeError: node lost"} == set(
+            reasons.values()
+        )
+
+
+def test_cores(monkeypatch):
+    """
+    Only the cores that this process may use count, where that is known.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        assert len(os.sched_getaffinity(0)) == sandbox._cores()
+
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    assert os.cpu_count() == sandbox._cores()
+
+
+def test_pipe_stays_narrow(paths, monkeypatch):
+    """
+    A system that has no room for wide pipes is fine.
+    """
+    fcntl = pytest.importorskip("fcntl")
+
+    def refuse(*args):
+        raise PermissionError
+
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
+    assert {} == reasons_of(decode_batch(paths))
+
+    monkeypatch.delattr(fcntl, "F_SETPIPE_SZ", raising=False)
+    assert {} == reasons_of(decode_batch(paths))
