@@ -140,7 +140,10 @@ def _collect(
     rows = request_dumps(dumps)
     done = sum(row.status == "dumped" for row in rows)
     tell(f"{done} of {len(rows)} ranks wrote a dump")
-    captured = capture_processes([p.pid for p in job.processes()], stacks)
-    tell(f"{len(captured.stacks)} stacks captured")
-    for missing in captured.missing:
-        tell(f"no stack of {missing.source}: {missing.reason}")
+    pids = [process.pid for process in job.processes()]
+    captured = capture_processes(pids, stacks)
+    tell(f"{len(captured.stacks)} of {len(pids)} stacks captured")
+    if captured.missing:
+        # One is told; the reason is mostly the same for all.
+        first = captured.missing[0]
+        tell(f"no stack of {first.source}: {first.reason}")
