@@ -9,13 +9,14 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import attrs
+
 from ..errors import NoDumpsError
 from ..findings import Cause, Diagnosis, Finding, Missing
 from ..flight_recorder.analysis.analyze import analyze_dumps
 from ..flight_recorder.read import read_dumps
 from ..stacks.explain import explain_stacks
-from ..stacks.model import ProcessStacks
-from ..stacks.parse import read_stacks
+from ..stacks.parse import StackFiles, read_stack_files
 from .hosts import host_views
 from .refine import refine
 
@@ -42,33 +43,28 @@ def diagnose(
     Raises:
         NoDumpsError: There is nothing to look at.
     """
-    stacks = _read_stacks(paths)
+    found = read_stack_files(p for p in paths if _may_hold_stacks(Path(p)))
     try:
         dumps = read_dumps(paths, progress=progress)
     except NoDumpsError:
-        if not stacks:
+        if not found.stacks:
             raise
-        return _from_stacks(stacks)
+        return _from_stacks(found)
 
     report = analyze_dumps(dumps)
-    views = host_views(dumps, stacks)
-    return refine(report.to_diagnosis(), views, report.dumps)
-
-
-def _read_stacks(
-    paths: tuple[str | os.PathLike[str], ...],
-) -> tuple[ProcessStacks, ...]:
-    found: list[Path] = []
-    for path in map(Path, paths):
-        found += sorted(path.rglob("pyspy_*")) if path.is_dir() else [path]
-
-    return read_stacks(
-        p for p in found if p.name.startswith("pyspy_") and p.is_file()
+    views = host_views(dumps, found.stacks)
+    diagnosis = refine(report.to_diagnosis(), views, dumps)
+    return attrs.evolve(
+        diagnosis, missing=(*diagnosis.missing, *found.missing)
     )
 
 
-def _from_stacks(stacks: tuple[ProcessStacks, ...]) -> Diagnosis:
-    findings = explain_stacks(stacks)
+def _may_hold_stacks(path: Path) -> bool:
+    return path.is_dir() or path.name.startswith("pyspy_")
+
+
+def _from_stacks(found: StackFiles) -> Diagnosis:
+    findings = explain_stacks(found.stacks)
     no_dumps = Missing(
         what="dump",
         reason="there are no Flight Recorder dumps, only stacks",
@@ -83,5 +79,5 @@ def _from_stacks(stacks: tuple[ProcessStacks, ...]) -> Diagnosis:
     return Diagnosis(
         verdict=findings[0] if len(findings) == 1 else unknown,
         findings=findings,
-        missing=(no_dumps,),
+        missing=(no_dumps, *found.missing),
     )

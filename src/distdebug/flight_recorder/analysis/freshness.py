@@ -19,6 +19,7 @@ from .stuck import StuckCall
 __all__ = ["are_fresh"]
 
 _LONGEST_NS = 30 * 10**9
+_LONGEST_DUMP_NS = 5 * 10**9
 
 
 def are_fresh(calls: Iterable[StuckCall], dumps: Dumps) -> bool:
@@ -40,9 +41,19 @@ def are_fresh(calls: Iterable[StuckCall], dumps: Dumps) -> bool:
             oldest[rank] = min(oldest.get(rank, created), created)
 
     return all(
-        0 <= dumps[rank].written_ns - created <= _normal_ns(dumps[rank])
+        _earliest_ns(dumps[rank])
+        <= dumps[rank].written_ns - created
+        <= _normal_ns(dumps[rank])
         for rank, created in oldest.items()
     )
+
+
+def _earliest_ns(dump: RankDump) -> int:
+    """
+    How old a wait must be at least for the times to make sense.
+    """
+    # A side-car is written first; calls may come while the dump is taken.
+    return -_LONGEST_DUMP_NS if dump.sidecar else 0
 
 
 def _normal_ns(dump: RankDump) -> float:
