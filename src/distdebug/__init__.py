@@ -28,7 +28,8 @@ if TYPE_CHECKING:
         TooLateError,
     )
     from .findings import Cause, Diagnosis, Evidence, Finding
-    from .flight_recorder.analysis.analyze import FlightReport, analyze_dumps
+    from .flight_recorder.analysis.analyze import analyze_dumps
+    from .flight_recorder.analysis.report import FlightReport
     from .flight_recorder.dump import dump_flight_recorder
     from .flight_recorder.enable import (
         RecorderSettings,
@@ -80,7 +81,7 @@ _HOME = {
     "DumpFormatError": "errors",
     "Evidence": "findings",
     "Finding": "findings",
-    "FlightReport": "flight_recorder.analysis.analyze",
+    "FlightReport": "flight_recorder.analysis.report",
     "Mesh": "ranks",
     "MeshError": "errors",
     "MissingDependencyError": "errors",

@@ -37,6 +37,8 @@ class Wait:
 
         since_ns: When the first of *waiting* entered it, in nanoseconds since
             the epoch by the clock of its host; 0 if unknown.
+
+        desc: Description of the process group.
     """
 
     group: str
@@ -46,6 +48,7 @@ class Wait:
     waiting: tuple[int, ...]
     awaited: tuple[int, ...]
     since_ns: int = 0
+    desc: str = ""
 
 
 def components(edges: Sequence[Iterable[int]]) -> list[list[int]]:
@@ -106,9 +109,9 @@ class _Tarjan:
         if self.low[node] != self.index[node]:
             return
 
-        at = self.stack.index(node)
-        members = self.stack[at:]
-        del self.stack[at:]
+        members = [self.stack.pop()]
+        while members[-1] != node:
+            members.append(self.stack.pop())
         self.on_stack.difference_update(members)
         self.found.append(sorted(members))
 
@@ -123,6 +126,9 @@ def sinks(
         parts: What :func:`components` returned.
 
         edges: What it was called with.
+
+    Returns:
+        Those of *parts* that no edge leaves, in the same order.
     """
     part_of = {node: i for i, part in enumerate(parts) for node in part}
     return [
@@ -136,7 +142,15 @@ def reachable(
     starts: Iterable[int], edges: Mapping[int, Iterable[int]]
 ) -> set[int]:
     """
-    Find every node that *starts* lead to, themselves included.
+    Find every node that *starts* lead to.
+
+    Args:
+        starts: Some nodes.
+
+        edges: For each node, the nodes it points to; for many, none.
+
+    Returns:
+        The nodes, *starts* included.
     """
     seen = set(starts)
     todo = list(seen)

@@ -12,29 +12,18 @@ from collections.abc import Mapping
 import attrs
 
 from ..findings import Cause, Diagnosis, Evidence, Finding
-from ..flight_recorder.analysis.streams import failed_in_call
+from ..flight_recorder.analysis.endings import (
+    failed_in_call,
+    was_interrupted,
+)
+from ..flight_recorder.analysis.evidence import ranks_text
 from ..flight_recorder.columns import Dumps
-from ..ranks import fold_ranks
+from ..stacks.rules import DOING
 from .hosts import HostView
 
 
 __all__ = ["refine"]
 
-_DOING = {
-    Cause.DATALOADER_WAIT: "it is waiting for data",
-    Cause.SLEEPING: "it is sleeping",
-    Cause.IO_WAIT: "it is blocked in I/O",
-    Cause.LOCK_DEADLOCK: "it is waiting for a lock",
-    Cause.QUEUE_WAIT: "it is waiting for a queue",
-    Cause.FUTURE_WAIT: "it is waiting for a future",
-    Cause.SUBPROCESS_WAIT: "it is waiting for a subprocess",
-    Cause.IMPORT_LOCK: "it is importing a module",
-    Cause.CHECKPOINTING: "it is writing a checkpoint",
-    Cause.COMPILING: "it is compiling",
-    Cause.GPU_SYNC_WAIT: "it is waiting for its GPU",
-    Cause.RENDEZVOUS_WAIT: "it is waiting in the rendezvous",
-    Cause.PYTHON_LOOP: "it is running Python code",
-}
 _ABSENT = {Cause.RANK_NOT_ARRIVED, Cause.RANK_CRASHED}
 
 
@@ -50,11 +39,14 @@ def refine(
         views: What each rank was doing on its host.
 
         dumps: What was analyzed.
+
+    Returns:
+        The refined diagnosis.
     """
     findings = [_with_host(f, views) for f in diagnosis.findings]
     died = _died(views, dumps)
-    if died is not None and not _explains(findings, died):
-        findings.insert(0, died)
+    if died is not None:
+        findings = _put_first(died, findings)
 
     return attrs.evolve(
         diagnosis,
@@ -70,15 +62,16 @@ def refine(
 
 def _died(views: Mapping[int, HostView], dumps: Dumps) -> Finding | None:
     """
-    Ranks that an exception ended, which no failing collective caused.
+    The first rank that an exception ended, which no other rank caused.
     """
-    died = [
-        v for v in views.values() if v.error and not failed_in_call(v.error)
-    ]
+    died = sorted(
+        (v for v in views.values() if _ended_itself(v.error)),
+        key=lambda v: dumps.sidecars[v.rank].written,
+    )
     if not died:
         return None
 
-    first = min(died, key=lambda v: dumps.sidecars[v.rank].written)
+    first = died[0]
     place = f" at {first.location}" if first.location else ""
     return Finding(
         cause=Cause.RANK_CRASHED,
@@ -87,37 +80,46 @@ def _died(views: Mapping[int, HostView], dumps: Dumps) -> Finding | None:
         confidence="certain",
         remedy="mend the exception; the other ranks only lost their peer",
         location=first.location,
-        evidence=tuple(_side(v) for v in died[:4]),
-    )
-
-
-def _explains(findings: list[Finding], died: Finding) -> bool:
-    """
-    Put the exception into the finding that it explains, if there is one.
-    """
-    for i, f in enumerate(findings):
-        if f.cause in _ABSENT and set(died.ranks) <= set(f.ranks):
-            wait = f.summary.partition("(")[2].rstrip(")")
-            findings[i] = attrs.evolve(
-                died,
-                group=f.group,
-                collective=f.collective,
-                summary=died.summary + (f" ({wait})" if wait else ""),
-                evidence=(*died.evidence, *f.evidence),
+        evidence=tuple(
+            Evidence(
+                kind="sidecar",
+                source=dumps.sidecars[v.rank].path,
+                location=f"rank {v.rank}",
+                quote=v.error,
             )
-            findings.insert(0, findings.pop(i))
-            return True
-
-    return False
-
-
-def _side(view: HostView) -> Evidence:
-    return Evidence(
-        kind="sidecar",
-        source="",
-        location=f"rank {view.rank}",
-        quote=view.error,
+            for v in died[:4]
+        ),
     )
+
+
+def _ended_itself(error: str) -> bool:
+    return bool(error) and not (
+        failed_in_call(error) or was_interrupted(error)
+    )
+
+
+def _put_first(died: Finding, findings: list[Finding]) -> list[Finding]:
+    """
+    Let the death of a rank explain why others wait for it.
+    """
+    explained = [
+        f
+        for f in findings
+        if f.cause in _ABSENT and set(died.ranks) <= set(f.ranks)
+    ]
+    if not explained:
+        return [died, *findings]
+
+    f = explained[0]
+    died = attrs.evolve(
+        died,
+        group=f.group,
+        collective=f.collective,
+        summary=f"{died.summary}; the others wait for it in "
+        f"{f.collective} of group {str(f.group)!r}",
+        evidence=(*died.evidence, *f.evidence),
+    )
+    return [died, *(f for f in findings if f.ranks != died.ranks)]
 
 
 def _with_host(finding: Finding, views: Mapping[int, HostView]) -> Finding:
@@ -129,21 +131,22 @@ def _with_host(finding: Finding, views: Mapping[int, HostView]) -> Finding:
     if gone:
         return attrs.evolve(
             finding,
-            summary=f"{finding.summary}; rank {fold_ranks(gone)} had ended "
-            "without an error",
+            summary=f"{finding.summary}; {ranks_text(gone)} had ended without "
+            "an error",
         )
 
-    first = next((v for v in seen if v.cause or v.location), None)
+    first = next((v for v in seen if v.location), None)
     if first is None or finding.cause is Cause.RANK_CRASHED:
         return finding
 
     if first.cause is Cause.COLLECTIVE_WAIT:
         return _contradicted(finding, first)
 
-    doing = _DOING.get(first.cause, "it is") if first.cause else "it is"
+    who = "it" if len(finding.ranks) == 1 else f"rank {first.rank}"
+    doing = DOING.get(first.cause, "is") if first.cause else "is"
     return attrs.evolve(
         finding,
-        summary=f"{finding.summary}: {doing} in {first.location}",
+        summary=f"{finding.summary}: {who} {doing} in {first.location}",
         detail_cause=first.cause,
         location=first.location,
         evidence=(*_evidence(first), *finding.evidence),
@@ -173,7 +176,9 @@ def _contradicted(finding: Finding, view: HostView) -> Finding:
         f"waits in a collective at {view.location}",
         location=view.location,
         evidence=(*_evidence(view), *finding.evidence),
-        remedy="dump and stack are of different moments: take both again",
+        remedy="either dump and stack are of different moments (then take "
+        "both again), or the rank waits in a call that is not recorded, such "
+        "as send and recv on Gloo",
     )
 
 

@@ -69,6 +69,9 @@ def survey(dumps: Dumps) -> Job:
 
     Args:
         dumps: What the ranks recorded.
+
+    Returns:
+        What all questions need.
     """
     membership = find_groups(dumps)
     signatures = Signatures(dumps.ops, dumps.shapes)

@@ -16,6 +16,7 @@ import attrs
 
 from ...findings import GroupRef
 from ..columns import Dumps, GroupStatus, RankDump, Shape
+from .operations import count_elements
 
 
 __all__ = ["Group", "Membership", "find_groups", "group_status"]
@@ -79,6 +80,9 @@ def find_groups(dumps: Dumps) -> Membership:
 
     Args:
         dumps: What the ranks recorded.
+
+    Returns:
+        The groups, and who calls them what.
     """
     world_size = _world_size(dumps)
     finder = _Finder(dumps, world_size)
@@ -287,16 +291,6 @@ def _ratio(shape: Shape) -> int:
     if len(shape.input_sizes) != 1 or len(shape.output_sizes) != 1:
         return 0
 
-    given, got = (
-        _numel(shape.input_sizes[0]),
-        _numel(shape.output_sizes[0]),
-    )
+    given = count_elements(shape.input_sizes)
+    got = count_elements(shape.output_sizes)
     return got // given if given and got % given == 0 else 0
-
-
-def _numel(size: tuple[int, ...]) -> int:
-    count = 1
-    for extent in size:
-        count *= extent
-
-    return count

@@ -10,51 +10,19 @@ one too many.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from math import prod
+from collections.abc import Mapping, Sequence
 
 import attrs
-import numpy as np
 
 from ...findings import Cause, Location
 from ...location import user_location
-from ..columns import Dumps, Entries
-from .operations import Operation, Signatures
-from .progress import GroupState
+from .call import Call, describe_call
+from .job import Job
 from .shift import find_shift, is_next_by_habit, times_called_before
 from .streams import Stream
 
 
-__all__ = ["Call", "Mismatch", "find_mismatch"]
-
-
-@attrs.frozen
-class Call:
-    """
-    What one rank called, as far as all members have to agree.
-
-    ``None`` stands for "nothing was passed", which agrees with anything: only
-    the root of a scatter has an input.
-    """
-
-    op: str
-    sent: int | None
-    sent_dtypes: frozenset[str] | None
-    received: int | None
-    received_dtypes: frozenset[str] | None
-
-    def agrees(self, other: Call) -> bool:
-        """
-        Whether both could be the same call.
-        """
-        return self.op == other.op and all(
-            mine is None or theirs is None or mine == theirs
-            for mine, theirs in zip(
-                attrs.astuple(self, recurse=False)[1:],
-                attrs.astuple(other, recurse=False)[1:],
-                strict=True,
-            )
-        )
+__all__ = ["Mismatch", "find_mismatch"]
 
 
 @attrs.frozen(kw_only=True)
@@ -78,7 +46,7 @@ class Mismatch:
 
         expected: What the others called.
 
-        rows: Position of the record of the call, of one rank of each kind.
+        rows: Rank and position of the record, of one rank of each kind.
 
         location: Where the first culprit made it.
 
@@ -90,8 +58,8 @@ class Mismatch:
     seq: int
     culprits: tuple[int, ...]
     is_decided: bool
-    theirs: str
-    expected: str
+    theirs: Call
+    expected: Call
     rows: tuple[tuple[int, int], ...]
     location: Location | None = None
     elsewhere: Location | None = None
@@ -107,69 +75,62 @@ class _Meeting:
     seq: int
     rows: Mapping[int, int]
     streams: Mapping[int, Stream]
-    dumps: Dumps
+    job: Job
 
     def place(self, rank: int) -> Location | None:
-        frames = self.dumps.frames(rank, [self.rows[rank]])[0]
+        """
+        The line of user code from which a rank made its call.
+        """
+        frames = self.job.dumps.frames(rank, [self.rows[rank]])[0]
         return user_location(frames)
 
 
-def find_mismatch(
-    index: int,
-    state: GroupState,
-    dumps: Dumps,
-    signatures: Signatures,
-    stream_of: Callable[[int, int], Stream | None],
-) -> Mismatch | None:
+def find_mismatch(job: Job, group: int) -> Mismatch | None:
     """
     Find the first call in which the members of a group differ.
 
     Args:
-        index: The group, as index.
+        job: What is known about the job.
 
-        state: Where its members stand; its suspects are looked at.
+        group: The group, as index.
 
-        dumps: What the ranks recorded.
-
-        signatures: Of the whole job.
-
-        stream_of: Gives the stream of a rank in a group.
+    Returns:
+        The difference; ``None`` if there is none.
     """
+    state = job.states[group]
+    if not len(state.suspects):
+        return None
+
     streams = {
         rank: s
         for rank in state.positions
-        if (s := stream_of(rank, index)) is not None
+        if (s := job.stream(rank, group)) is not None
     }
     for seq in state.suspects.tolist():
         rows = _rows_at(streams, seq)
-        kinds = _kinds(rows, dumps, signatures)
+        kinds = _kinds(rows, job)
         if len(kinds) > 1:
-            meeting = _Meeting(index, seq, rows, streams, dumps)
-            return _judge(meeting, kinds)
+            return _judge(_Meeting(group, seq, rows, streams, job), kinds)
 
     return None
 
 
 def _rows_at(streams: Mapping[int, Stream], seq: int) -> dict[int, int]:
-    rows = {}
-    for rank, stream in streams.items():
-        at = int(np.searchsorted(stream.seq, seq))
-        if at < len(stream.seq) and stream.seq[at] == seq:
-            rows[rank] = int(stream.row[at])
-
-    return rows
+    return {
+        rank: int(stream.row[at])
+        for rank, stream in streams.items()
+        if (at := stream.find(seq)) is not None
+    }
 
 
-def _kinds(
-    rows: Mapping[int, int], dumps: Dumps, signatures: Signatures
-) -> list[tuple[Call, list[int]]]:
+def _kinds(rows: Mapping[int, int], job: Job) -> list[tuple[Call, list[int]]]:
     """
     Sort the ranks by what they called, the largest party first.
     """
     by_call: dict[Call, list[int]] = defaultdict(list)
     for rank, row in rows.items():
-        e = dumps[rank].entries
-        call = describe_call(signatures.operations[e.op[row]], dumps, e, row)
+        shape = job.dumps.shapes[job.dumps[rank].entries.shape[row]]
+        call = describe_call(job.operation(rank, row), shape)
         by_call[call].append(rank)
 
     kinds: list[tuple[Call, list[int]]] = []
@@ -182,30 +143,6 @@ def _kinds(
             kinds.append((call, list(ranks)))
 
     return sorted(kinds, key=lambda x: -len(x[1]))
-
-
-def describe_call(
-    operation: Operation, dumps: Dumps, e: Entries, row: int
-) -> Call:
-    """
-    Reduce one record to what all members have to agree on.
-    """
-    shape = dumps.shapes[e.shape[row]]
-    if not operation.is_even:
-        return Call(operation.name, None, None, None, None)
-
-    return Call(
-        operation.name,
-        *_amount(shape.input_sizes, shape.input_dtypes),
-        *_amount(shape.output_sizes, shape.output_dtypes),
-    )
-
-
-def _amount(
-    sizes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...]
-) -> tuple[int | None, frozenset[str] | None]:
-    count = sum(map(prod, sizes))
-    return (count, frozenset(dtypes)) if sizes and count else (None, None)
 
 
 def _judge(at: _Meeting, kinds: Sequence[tuple[Call, list[int]]]) -> Mismatch:
@@ -227,8 +164,8 @@ def _judge(at: _Meeting, kinds: Sequence[tuple[Call, list[int]]]) -> Mismatch:
         seq=at.seq,
         culprits=tuple(sorted(culprits if is_decided else at.rows)),
         is_decided=is_decided,
-        theirs=_in_words(theirs),
-        expected=_in_words(expected),
+        theirs=theirs,
+        expected=expected,
         rows=((bad, at.rows[bad]), (good, at.rows[good])),
         location=mine,
         elsewhere=others if others != mine else None,
@@ -279,14 +216,3 @@ def _kind_of(
         return Cause.DTYPE_MISMATCH
 
     return Cause.SIZE_MISMATCH
-
-
-def _in_words(call: Call) -> str:
-    parts = [call.op]
-    if call.sent is not None or call.received is not None:
-        parts.append(f"of {call.sent or call.received:,} elements")
-    dtypes = call.sent_dtypes or call.received_dtypes
-    if dtypes:
-        parts.append(f"({', '.join(sorted(dtypes))})")
-
-    return " ".join(parts)

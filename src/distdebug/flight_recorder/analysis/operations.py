@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
 
 import attrs
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ..columns import Shape
 
 
-__all__ = ["Operation", "Signatures", "parse_operation"]
+__all__ = ["Operation", "Signatures", "count_elements", "parse_operation"]
 
 _PEER = re.compile(r"(send|recv) (\d+)(->|<-)(\d+)", re.ASCII)
 
@@ -90,7 +90,9 @@ def parse_operation(text: str) -> Operation:
     Args:
         text: Such as ``"nccl:recv 1<-0"``.
 
-    >>> from distdebug.flight_recorder.operations import parse_operation
+    >>> from distdebug.flight_recorder.analysis.operations import (
+    ...     parse_operation,
+    ... )
     >>> op = parse_operation("nccl2:recv 1<-0")
     >>> op.backend, op.source, op.target
     ('nccl2', 0, 1)
@@ -189,13 +191,20 @@ class Signatures:
         return (code * 0x9E3779B97F4A7C15) % 2**62
 
 
+def count_elements(sizes: Iterable[tuple[int, ...]]) -> int:
+    """
+    How many elements do these tensors have together?
+    """
+    return sum(map(prod, sizes))
+
+
 def _amount(shape: Shape) -> tuple[object, ...]:
     """
     What has to be equal: a communication library sees counts, not shapes.
     """
     return (
-        sum(map(prod, shape.input_sizes)),
+        count_elements(shape.input_sizes),
         frozenset(shape.input_dtypes),
-        sum(map(prod, shape.output_sizes)),
+        count_elements(shape.output_sizes),
         frozenset(shape.output_dtypes),
     )

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..columns import Dumps, RankDump
-from .membership import Membership, group_status
-from .operations import Signatures
+from .membership import Group, Membership, group_status
+from .operations import Operation, Signatures
 from .streams import is_done, is_p2p
 
 
@@ -90,6 +90,9 @@ def find_channels(
         membership: The groups of the job.
 
         signatures: Of the whole job.
+
+    Returns:
+        One channel per group, source, and target.
     """
     sides: dict[tuple[int, int, int], dict[bool, Side]] = defaultdict(dict)
     for dump in dumps:
@@ -111,6 +114,12 @@ def find_channels(
 def _sides(
     dump: RankDump, membership: Membership, signatures: Signatures
 ) -> Iterator[tuple[tuple[int, int, int], bool, Side]]:
+    """
+    Sort the sends and receives of one rank by channel.
+
+    Yields:
+        Channel, whether it is the sending side, and the side.
+    """
     e = dump.entries
     p2p = is_p2p(e, signatures)
     if not p2p.any():
@@ -119,9 +128,8 @@ def _sides(
     done = _batched_done(dump, p2p, signatures)
     if dump.is_filtered:
         done |= _at_rest(dump, membership)
-    named = signatures.column("is_p2p")[e.op]
     rows_of: dict[tuple[int, int], list[int]] = defaultdict(list)
-    rows = np.flatnonzero(p2p & named)
+    rows = np.flatnonzero(p2p & signatures.column("is_p2p")[e.op])
     for row, op, code in zip(
         rows.tolist(), e.op[rows].tolist(), e.group[rows].tolist(), strict=True
     ):
@@ -129,26 +137,41 @@ def _sides(
     for (code, op), found in rows_of.items():
         operation = signatures.operations[op]
         index = membership.by_code[dump.rank][code]
-        group = membership.groups[index]
-        ends = operation.source, operation.target
-        if not group.is_known or max(ends) >= len(group.order):
-            continue
-        source, target = (group.order[end] for end in ends)
-        if dump.rank != (source if operation.is_send else target):
-            continue
-        at = np.array(found)
-        completed = np.flatnonzero(done[at])
-        pending = len(at) - 1 - completed[-1] if len(completed) else len(at)
-        yield (
-            (index, source, target),
-            operation.is_send,
-            Side(
-                rank=dump.rank,
-                rows=at,
-                pending=int(pending),
-                is_whole=not dump.wrapped and not dump.is_filtered,
-            ),
-        )
+        ends = _ends(dump.rank, operation, membership.groups[index])
+        if ends is not None:
+            side = _side(dump, np.array(found), done)
+            yield (index, *ends), operation.is_send, side
+
+
+def _ends(
+    rank: int, operation: Operation, group: Group
+) -> tuple[int, int] | None:
+    """
+    Source and target as global ranks; ``None`` if they cannot be told.
+    """
+    last = max(operation.source, operation.target)
+    if not group.is_known or last >= len(group.order):
+        return None
+
+    source, target = (
+        group.order[operation.source],
+        group.order[operation.target],
+    )
+    mine = source if operation.is_send else target
+    return (source, target) if rank == mine else None
+
+
+def _side(
+    dump: RankDump, rows: NDArray[np.int64], done: NDArray[np.bool_]
+) -> Side:
+    completed = np.flatnonzero(done[rows])
+    newest = int(completed[-1]) if len(completed) else -1
+    return Side(
+        rank=dump.rank,
+        rows=rows,
+        pending=len(rows) - 1 - newest,
+        is_whole=not dump.wrapped and not dump.is_filtered,
+    )
 
 
 def _at_rest(dump: RankDump, membership: Membership) -> NDArray[np.bool_]:

@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...findings import Cause, CollectiveRef, Finding
-from ...ranks import fold_ranks
 from ..columns import Shape
+from .evidence import ranks_text, record_evidence
 from .job import Job
+from .operations import count_elements
 from .p2p import Channel, Side
 from .stuck import StuckCall
-from .wording import record_evidence
 
 
 __all__ = ["find_pair_mismatches"]
@@ -42,6 +42,9 @@ def find_pair_mismatches(
         job: What is known about the job.
 
         calls: All stuck calls; all-to-alls are looked at where they are stuck.
+
+    Returns:
+        One finding for each pair of ranks, or all-to-all, that disagrees.
     """
     numel = np.array(
         [
@@ -58,7 +61,7 @@ def find_pair_mismatches(
 
 def _total(sizes: Iterable[tuple[int, ...]]) -> int:
     # A size that does not fit is hostile; it is equal to nothing sensible.
-    return min(sum(map(prod, sizes)), 2**62)
+    return min(count_elements(sizes), 2**62)
 
 
 def _compare_channel(
@@ -76,11 +79,11 @@ def _compare_channel(
 
     k = int(differs[0])
     culprits = _odd_ones(c, sent, got, k)
-    names = f"rank {c.source} sends {sent[k]:,} elements to rank {c.target}"
     return Finding(
         cause=Cause.SIZE_MISMATCH,
         ranks=culprits,
-        summary=f"{names}, which expects {got[k]:,}",
+        summary=f"rank {c.source} sends {sent[k]:,} elements to rank "
+        f"{c.target}, which expects {got[k]:,}",
         confidence="certain" if len(culprits) == 1 else "possible",
         remedy=_REMEDY,
         group=job.membership.groups[c.group].ref,
@@ -138,11 +141,11 @@ def _compare_all_to_all(job: Job, call: StuckCall) -> Finding | None:
     group = job.membership.groups[call.group]
     streams = {r: job.stream(r, call.group) for r in group.order}
     for seq in range(max(call.seq - _LOOK_BACK, 1), call.seq + 1):
-        rows = {}
-        for rank, s in streams.items():
-            at = int(np.searchsorted(s.seq, seq)) if s is not None else 0
-            if s is not None and at < len(s.seq) and s.seq[at] == seq:
-                rows[rank] = int(s.row[at])
+        rows = {
+            rank: int(s.row[at])
+            for rank, s in streams.items()
+            if s is not None and (at := s.find(seq)) is not None
+        }
         if len(rows) < len(group.order) or not _all_to_all(job, rows):
             continue
         shapes = [
@@ -191,13 +194,17 @@ def _pair_finding(
     most = max(votes.values())
     culprits = tuple(sorted(order[r] for r, n in votes.items() if n == most))
     a, b = (order[r] for r in bad[0])
+    summary = (
+        f"in all_to_all #{seq}, rank {a} does not send what rank {b} expects"
+    )
+    if len(bad) > 1:
+        summary += (
+            f" ({len(bad)} such pairs, most with {ranks_text(culprits)})"
+        )
     return Finding(
         cause=Cause.SIZE_MISMATCH,
         ranks=culprits,
-        summary=f"in all_to_all #{seq}, rank {a} does not send what rank {b} "
-        f"expects ({len(bad)} such pairs, all with one of {fold_ranks(culprits)})"
-        if len(bad) > 1
-        else f"in all_to_all #{seq}, rank {a} does not send what rank {b} expects",
+        summary=summary,
         confidence="likely" if len(culprits) == 1 else "possible",
         remedy=_REMEDY,
         group=job.membership.groups[call.group].ref,

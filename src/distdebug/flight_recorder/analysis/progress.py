@@ -76,6 +76,8 @@ class GroupState:
         missing: Members without a dump.
 
         suspects: Sequence numbers at which members did not do the same.
+
+        has_events: Whether "completed" means that, and not "returned".
     """
 
     group: Group
@@ -85,6 +87,7 @@ class GroupState:
     suspects: NDArray[np.int64] = attrs.field(
         factory=lambda: np.empty(0, np.int64)
     )
+    has_events: bool = True
 
     @property
     def sync_done(self) -> int:
@@ -96,6 +99,7 @@ class GroupState:
         # On Gloo, a call that fails because a peer died looks completed.
         failed = (
             self.missing
+            and not self.has_events
             and any(p.pending == done for p in everyone)
             and all(p.is_final for p in everyone if p.last == done)
         )
@@ -151,10 +155,13 @@ def measure_progress(
     Returns:
         One state per group, in the order of *membership*.
     """
-    states = [GroupState(group=g) for g in membership.groups]
+    eventless = _groups_without_events(dumps, membership, signatures)
+    states = [
+        GroupState(group=g, has_events=i not in eventless)
+        for i, g in enumerate(membership.groups)
+    ]
     agreements = [_Agreement() for _ in states]
     mixed = _mixed_groups(dumps, membership, signatures)
-    eventless = _groups_without_events(dumps, membership, signatures)
     for dump in dumps:
         streams = collective_streams(
             dump, membership.by_code[dump.rank], signatures
@@ -188,9 +195,8 @@ def _positions(
     eventless: set[int],
 ) -> Iterable[tuple[int, Position]]:
     counters = group_status(dump, membership)
-    newest = (
-        int(np.argmax(dump.entries.record_id)) if len(dump.entries) else -1
-    )
+    e = dump.entries
+    newest = int(np.argmax(e.record_id)) if len(e) else -1
     # Torch counts from the first call on: a group without counters has none.
     has_all = bool(dump.status) and len(counters) == len(dump.status)
     never_used = has_all or not dump.wrapped
@@ -202,18 +208,13 @@ def _positions(
         elif status.enqueued <= 0 if status else never_used:
             yield index, Position(rank=dump.rank)
         elif (
-            status is not None
+            status
             and index not in eventless
             and _counts_collectives(status, mixed.get(index))
         ):
-            yield (
-                index,
-                Position(
-                    rank=dump.rank,
-                    last=status.enqueued,
-                    done=max(status.completed, 0),
-                ),
-            )
+            done = max(status.completed, 0)
+            last = status.enqueued
+            yield index, Position(rank=dump.rank, last=last, done=done)
 
 
 def _counts_collectives(

@@ -8,19 +8,26 @@ entered and that do not complete all the same.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 import attrs
 
 from ...findings import Cause
-from ...waits import components, sinks
+from ...waits import components, reachable, sinks
 from ..columns import SCHEDULED, STARTED, Dumps
 from .progress import GroupState
-from .stuck import StuckCall, link, links
+from .stuck import StuckCall, link, links, since_ns
 
 
 __all__ = ["Root", "find_roots"]
+
+# What is concluded from something that is not there, and may be elsewhere.
+_GUESSED = {
+    Cause.RANK_CRASHED,
+    Cause.UNKNOWN,
+    Cause.COLLECTIVE_STUCK_IN_FLIGHT,
+}
 
 
 @attrs.frozen(kw_only=True)
@@ -34,11 +41,15 @@ class Root:
         ranks: The ranks at fault, or suspected, ascending.
 
         calls: The stuck calls (as index) in which it shows, oldest first.
+
+        victims: The ranks that wait because of it, directly or through
+            others, ascending.
     """
 
     cause: Cause
     ranks: tuple[int, ...]
     calls: tuple[int, ...]
+    victims: tuple[int, ...] = ()
 
 
 def find_roots(
@@ -58,7 +69,7 @@ def find_roots(
         The roots, the most telling one first.
     """
     edges = link(calls)
-    age = {i: _since(c, dumps) for i, c in enumerate(calls)}
+    age = {i: since_ns(c, dumps) for i, c in enumerate(calls)}
     inside = {rank for c in calls for rank in c.waiting}
     roots = list(_not_arrived(calls, inside, age))
     ends = sinks(components(edges), edges)
@@ -69,14 +80,8 @@ def find_roots(
             continue
         roots.append(_end(part, calls, states, dumps))
 
-    return _without_innocents(_one_crash(roots, calls, states), calls, states)
-
-
-def _since(call: StuckCall, dumps: Dumps) -> int:
-    return min(
-        int(dumps[rank].entries.created_ns[row])
-        for rank, row in call.waiting.items()
-    )
+    roots = _without_innocents(_one_crash(roots, calls, states), calls, states)
+    return _with_victims(roots, calls, edges)
 
 
 def _not_arrived(
@@ -111,7 +116,7 @@ def _end(
     elif len(part) > 1:
         is_p2p = all(c.p2p for c in here)
         cause = Cause.P2P_DEADLOCK if is_p2p else Cause.GROUP_ORDER_DEADLOCK
-        ranks = {r for i, j, r in links(calls) if i in part and j in part}
+        ranks = {r for _, _, r in links(here)}
     elif first.unknown:
         cause, ranks = Cause.UNKNOWN, set(first.unknown)
     elif ranks := _blocked_in_launch(first, states):
@@ -154,7 +159,6 @@ def _likeliest(
 
     A rank whose dump was merely lost still takes part in its own small groups.
     """
-
     stuck = Counter(r for c in calls if not c.p2p for r in c.missing)
     used = Counter(
         r for s in states if s.positions for r in s.missing if _was_used(s)
@@ -237,12 +241,28 @@ def _without_innocents(
     ]
 
 
-_GUESSED = {
-    Cause.RANK_CRASHED,
-    Cause.UNKNOWN,
-    Cause.COLLECTIVE_STUCK_IN_FLIGHT,
-}
-
-
 def _members(call: StuckCall, states: Sequence[GroupState]) -> Iterable[int]:
     return states[call.group].group.order
+
+
+def _with_victims(
+    roots: Iterable[Root],
+    calls: Sequence[StuckCall],
+    edges: Sequence[Iterable[int]],
+) -> list[Root]:
+    back: dict[int, set[int]] = defaultdict(set)
+    for i, targets in enumerate(edges):
+        for target in targets:
+            back[target].add(i)
+
+    found = []
+    for root in roots:
+        waiting = {
+            rank
+            for i in reachable(root.calls, back)
+            for rank in calls[i].waiting
+        }
+        victims = tuple(sorted(waiting.difference(root.ranks)))
+        found.append(attrs.evolve(root, victims=victims))
+
+    return found

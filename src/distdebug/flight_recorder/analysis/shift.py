@@ -22,6 +22,14 @@ _LARGEST_SHIFT = 3
 
 
 def times_called_before(stream: Stream, seq: int) -> int:
+    """
+    How often was the same called before?
+
+    Args:
+        stream: What one rank did.
+
+        seq: The call; it has to be on record.
+    """
     at = int(np.searchsorted(stream.seq, seq))
     return int((stream.signature[:at] == stream.signature[at]).sum())
 
@@ -29,6 +37,13 @@ def times_called_before(stream: Stream, seq: int) -> int:
 def is_next_by_habit(bad: Stream, good: Stream, seq: int) -> bool:
     """
     Whether *bad* made the call that always follows the one that is due.
+
+    Args:
+        bad: What the odd rank did.
+
+        good: What another rank did.
+
+        seq: The first call that differs; it has to be on record in both.
     """
     at = int(np.searchsorted(good.seq, seq))
     due = good.signature[at]
@@ -38,7 +53,7 @@ def is_next_by_habit(bad: Stream, good: Stream, seq: int) -> bool:
 
     # Only where the call before it was the same, too: loops have phases.
     previous = good.signature[at - 1]
-    before = before[(before > 0)]
+    before = before[before > 0]
     before = before[good.signature[before - 1] == previous]
     here = bad.signature[int(np.searchsorted(bad.seq, seq))]
     after = good.signature[before + 1]
@@ -48,6 +63,17 @@ def is_next_by_habit(bad: Stream, good: Stream, seq: int) -> bool:
 def find_shift(bad: Stream, good: Stream, seq: int) -> Cause | None:
     """
     Whether *bad* does what *good* does, some calls earlier or later.
+
+    Args:
+        bad: What the odd rank did.
+
+        good: What another rank did.
+
+        seq: The first call that differs; it has to be on record in both.
+
+    Returns:
+        ``SKIPPED_COLLECTIVE`` if it is ahead, ``EXTRA_COLLECTIVE`` if it is
+        behind, ``None`` if it is neither.
     """
     a = _tail(bad, seq)
     b = _tail(good, seq)

@@ -76,6 +76,9 @@ def find_stragglers(job: Job) -> list[Finding]:
 
     Args:
         job: What is known about the job.
+
+    Returns:
+        One finding per rank, the worst first.
     """
     tables = [t for i in range(len(job.states)) if (t := _table(job, i))]
     late: dict[int, list[_Delay]] = defaultdict(list)
@@ -107,14 +110,11 @@ def _delays(table: _Table, job: Job) -> dict[int, _Delay]:
         shares = _shares(on_device, arrived, _SHORTEST_DEVICE_NS, tried)
         is_host = on_host.sum(axis=1) > on_device.sum(axis=1) / 2
     else:
-        # Lateness that comes and goes is no matter of clocks.
-        varying = arrived - np.quantile(
-            arrived - np.median(arrived, axis=0), 0.1, axis=1, keepdims=True
-        )
         surely = max(_SURE * doubt, _SHORTEST_HOST_NS)
+        varying = _lost_on_host(_varying(arrived))
         shares = np.maximum(
             _shares(on_host, arrived, surely, tried),
-            _shares(_lost_on_host(varying), arrived, _SHORTEST_HOST_NS, tried),
+            _shares(varying, arrived, _SHORTEST_HOST_NS, tried),
         )
         is_host = np.ones(len(table.ranks), bool)
 
@@ -129,6 +129,16 @@ def _delays(table: _Table, job: Job) -> dict[int, _Delay]:
             table.ranks, shares.tolist(), is_host.tolist(), strict=True
         )
     }
+
+
+def _varying(arrived: NDArray[np.float64]) -> NDArray[np.float64]:
+    """
+    Arrivals as if nobody were always late: that is no matter of clocks.
+    """
+    apart = arrived - np.median(arrived, axis=0)
+    always = np.quantile(apart, 0.1, axis=1, keepdims=True)
+    varying: NDArray[np.float64] = arrived - always
+    return varying
 
 
 def _shares(

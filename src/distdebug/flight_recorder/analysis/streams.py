@@ -18,22 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..columns import COMPLETED, Entries, RankDump
+from .endings import failed_in_call
 from .operations import Signatures
 
 
-__all__ = ["Stream", "collective_streams", "is_done"]
-
-# Words of the errors that a failed collective raises.
-_COLLECTIVE_ERRORS = (
-    "gloo",
-    "timed out",
-    "connection closed by peer",
-    "connection reset",
-    "connection refused",
-    "distbackenderror",
-    "nccl",
-    "disterror",
-)
+__all__ = ["Stream", "collective_streams", "is_done", "is_p2p"]
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -58,6 +47,13 @@ class Stream:
     done: NDArray[np.bool_]
     synchronizes: NDArray[np.bool_]
     row: NDArray[np.int64]
+
+    def find(self, seq: int) -> int | None:
+        """
+        The position of call number *seq*; ``None`` if it is not on record.
+        """
+        at = int(np.searchsorted(self.seq, seq))
+        return at if at < len(self.seq) and self.seq[at] == seq else None
 
 
 def collective_streams(
@@ -133,6 +129,14 @@ def _calls(
 def is_p2p(e: Entries, signatures: Signatures) -> NDArray[np.bool_]:
     """
     Which records are point-to-point, whatever their version flags?
+
+    Args:
+        e: The records of one rank.
+
+        signatures: Of the whole job.
+
+    Returns:
+        One truth per record.
     """
     return e.is_p2p | signatures.column("is_p2p")[e.op]
 
@@ -168,11 +172,3 @@ def is_done(dump: RankDump, signatures: Signatures) -> NDArray[np.bool_]:
         done[last] &= has_events[last]
 
     return done
-
-
-def failed_in_call(error: str) -> bool:
-    """
-    Whether an exception came out of a collective, not out of other code.
-    """
-    lowered = error.lower()
-    return any(word in lowered for word in _COLLECTIVE_ERRORS)

@@ -25,6 +25,7 @@ __all__ = [
     "find_stuck_calls",
     "link",
     "links",
+    "since_ns",
 ]
 
 
@@ -84,6 +85,9 @@ def find_outdated(
         channels: The point-to-point traffic.
 
         dumps: What the ranks recorded.
+
+    Returns:
+        The ranks.
     """
     outdated = {d.rank for d in dumps if d.truncated}
     outdated |= {
@@ -108,6 +112,7 @@ def find_stuck_calls(
     states: Sequence[GroupState],
     channels: Iterable[Channel],
     dumps: Dumps,
+    outdated: frozenset[int],
 ) -> list[StuckCall]:
     """
     Find the oldest call that is stuck in each group, and between ranks.
@@ -118,14 +123,14 @@ def find_stuck_calls(
         channels: The point-to-point traffic.
 
         dumps: What the ranks recorded.
+
+        outdated: What :func:`find_outdated` returned.
+
+    Returns:
+        The calls; of a group, at most one collective.
     """
-    channels = list(channels)
-    outdated = find_outdated(states, channels, dumps)
     calls = [_stuck_collective(i, s, outdated) for i, s in enumerate(states)]
-    return [
-        *filter(None, calls),
-        *_stuck_p2p(channels, dumps),
-    ]
+    return [*filter(None, calls), *_stuck_p2p(channels, dumps)]
 
 
 def _stuck_collective(
@@ -211,6 +216,24 @@ def _p2p_call(
         missing=() if has_dump else away,
         p2p=True,
         depth=mine.pending,
+    )
+
+
+def since_ns(call: StuckCall, dumps: Dumps) -> int:
+    """
+    When did the first rank enter a stuck call?
+
+    Args:
+        call: One of those that are stuck.
+
+        dumps: What the ranks recorded.
+
+    Returns:
+        Nanoseconds since the epoch, by the clock of that rank's host.
+    """
+    return min(
+        int(dumps[rank].entries.created_ns[row])
+        for rank, row in call.waiting.items()
     )
 
 

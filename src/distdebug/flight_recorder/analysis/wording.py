@@ -14,15 +14,19 @@ from ...findings import (
     Finding,
     GroupRef,
 )
-from ...location import user_location
-from ...ranks import fold_ranks
+from .evidence import (
+    call_text,
+    collective_of,
+    ranks_text,
+    record_evidence,
+)
 from .job import Job
 from .mismatch import Mismatch
 from .roots import Root
 from .stuck import StuckCall
 
 
-__all__ = ["collective_of", "explain_mismatch", "explain_root", "victims_of"]
+__all__ = ["explain_mismatch", "explain_root"]
 
 _REMEDY = {
     Cause.RANK_NOT_ARRIVED: "look at the Python stack of these ranks: they "
@@ -49,42 +53,10 @@ _REMEDY = {
     Cause.UNKNOWN: "take the dumps of all ranks again, at the same time",
 }
 
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """
-    Name some ranks: ``rank 3``, ``ranks 0-3,7``.
-    """
-    return f"rank{'s' if len(ranks) != 1 else ''} {fold_ranks(ranks)}"
-
-
-def collective_of(job: Job, call: StuckCall) -> CollectiveRef:
-    """
-    What a stuck call is, by the record of a rank that waits in it.
-    """
-    for rank, row in call.waiting.items():
-        entries = job.dumps[rank].entries
-        if call.p2p or int(entries.seq[row]) == call.seq:
-            break
-
-    return CollectiveRef(
-        op=job.operation(rank, row).name, seq=call.seq, p2p=call.p2p
-    )
-
-
-def call_text(job: Job, call: StuckCall) -> str:
-    """
-    Name a stuck call: ``all_reduce #9 of group 'dp'``.
-    """
-    what = str(collective_of(job, call))
-    rank, row = next(iter(call.waiting.items()))
-    operation = job.operation(rank, row)
-    if operation.is_p2p:
-        order = job.membership.groups[call.group].order
-        what += (
-            f" from rank {order[operation.source]}"
-            f" to rank {order[operation.target]}"
-        )
-    return f"{what} of group {str(job.membership.groups[call.group].ref)!r}"
+_SLIP = {
+    Cause.SKIPPED_COLLECTIVE: "skipped a call",
+    Cause.EXTRA_COLLECTIVE: "made one call too many",
+}
 
 
 def explain_root(
@@ -104,6 +76,9 @@ def explain_root(
         calls: All stuck calls.
 
         confidence: How sure it is.
+
+    Returns:
+        The finding, with the records that show it.
     """
     first = calls[root.calls[0]]
     return Finding(
@@ -118,54 +93,29 @@ def explain_root(
     )
 
 
-def victims_of(
-    root: Root, calls: Sequence[StuckCall], edges: Sequence[Iterable[int]]
-) -> set[int]:
-    """
-    Find everyone who waits because of *root*, directly or through others.
-    """
-    back: dict[int, set[int]] = {}
-    for i, targets in enumerate(edges):
-        for target in targets:
-            back.setdefault(target, set()).add(i)
-    todo, seen = list(root.calls), set(root.calls)
-    while todo:
-        new = back.get(todo.pop(), set()) - seen
-        seen |= new
-        todo.extend(new)
-
-    waiting = {rank for i in seen for rank in calls[i].waiting}
-    return waiting - set(root.ranks)
-
-
 def _summary(job: Job, root: Root, calls: Sequence[StuckCall]) -> str:
     who = ranks_text(root.ranks)
     first = calls[root.calls[0]]
     what = call_text(job, first)
     waiting = len({r for i in root.calls for r in calls[i].waiting})
     wait = f"{waiting} rank{'s wait' if waiting != 1 else ' waits'}"
-    is_one = len(root.ranks) == 1
-    match root.cause:
-        case Cause.RANK_NOT_ARRIVED:
-            return f"{who} never entered {what} ({wait})"
-        case Cause.RANK_CRASHED:
-            return f"{who} left no dump; {wait} for {'it' if is_one else 'them'} in {what}"
-        case Cause.GROUP_ORDER_DEADLOCK | Cause.P2P_DEADLOCK:
-            return f"{who} wait for each other: {_circle(job, root, calls)}"
-        case Cause.RANK_NOT_STARTED:
-            return (
-                f"{who} enqueued {what}, but the GPU never started it "
-                f"({wait} in it)"
-            )
-        case Cause.RANK_BLOCKED_IN_LAUNCH:
-            return f"{who} {'is' if is_one else 'are'} stuck inside the launch of {what}"
-        case Cause.COLLECTIVE_STUCK_IN_FLIGHT:
-            return f"all {len(first.waiting)} members entered {what}, and it does not complete"
-        case _:
-            return (
-                f"it cannot be told who holds up {what}: the dumps of "
-                f"{who} do not show how far they got"
-            )
+    circle = _circle(job, root, calls)
+    verb, them = ("is", "it") if len(root.ranks) == 1 else ("are", "them")
+    texts = {
+        Cause.RANK_NOT_ARRIVED: f"{who} never entered {what} ({wait})",
+        Cause.RANK_CRASHED: f"{who} left no dump; {wait} for {them} in {what}",
+        Cause.GROUP_ORDER_DEADLOCK: f"{who} wait for each other: {circle}",
+        Cause.P2P_DEADLOCK: f"{who} wait for each other: {circle}",
+        Cause.RANK_NOT_STARTED: f"{who} enqueued {what}, but the GPU never "
+        f"started it ({wait} in it)",
+        Cause.RANK_BLOCKED_IN_LAUNCH: f"{who} {verb} stuck inside the launch "
+        f"of {what}",
+        Cause.COLLECTIVE_STUCK_IN_FLIGHT: f"all {len(first.waiting)} members "
+        f"entered {what}, and it does not complete",
+        Cause.UNKNOWN: f"it cannot be told who holds up {what}: the dumps of "
+        f"{who} do not show how far they got",
+    }
+    return texts[root.cause]
 
 
 def _circle(job: Job, root: Root, calls: Sequence[StuckCall]) -> str:
@@ -188,32 +138,6 @@ def _evidence(
             yield record_evidence(job, rank, row, what="last on record: ")
 
 
-def record_evidence(
-    job: Job, rank: int, row: int, *, what: str = ""
-) -> Evidence:
-    """
-    Quote one record of one rank.
-    """
-    dump = job.dumps[rank]
-    e = dump.entries
-    operation = job.operation(rank, row)
-    state = ("scheduled", "started", "completed")[int(e.state[row])]
-    if not operation.has_events:
-        state = "returned" if e.retired[row] else "in flight"
-    group = job.membership.groups[
-        job.membership.by_code[rank][int(e.group[row])]
-    ]
-    seq = e.p2p_seq[row] if operation.is_p2p else e.seq[row]
-    where = user_location(job.dumps.frames(rank, [row])[0])
-    return Evidence(
-        kind="dump",
-        source=dump.path,
-        location=f"rank {rank}, record {int(e.record_id[row])}",
-        quote=f"{what}{job.dumps.ops[e.op[row]]} #{seq} of group "
-        f"{str(group.ref)!r} ({state})" + (f" at {where}" if where else ""),
-    )
-
-
 def explain_mismatch(job: Job, found: Mismatch) -> Finding:
     """
     Put into words who called something else.
@@ -222,19 +146,19 @@ def explain_mismatch(job: Job, found: Mismatch) -> Finding:
         job: What is known about the job.
 
         found: The first call that differs.
+
+    Returns:
+        The finding, with one record of each kind.
     """
     group = job.membership.groups[found.group].ref
-    place = f" at {found.location}" if found.location else ""
     return Finding(
         cause=found.cause,
         ranks=found.culprits,
-        summary=_mismatch_summary(found, group, place),
+        summary=_mismatch_summary(found, group),
         confidence="certain" if found.is_decided else "possible",
         remedy=_REMEDY.get(found.cause),
         group=group,
-        collective=CollectiveRef(
-            op=found.expected.partition(" ")[0], seq=found.seq
-        ),
+        collective=CollectiveRef(op=found.expected.op, seq=found.seq),
         location=found.location,
         evidence=tuple(
             record_evidence(job, rank, row) for rank, row in found.rows
@@ -242,26 +166,26 @@ def explain_mismatch(job: Job, found: Mismatch) -> Finding:
     )
 
 
-def _mismatch_summary(found: Mismatch, group: GroupRef, place: str) -> str:
+def _mismatch_summary(found: Mismatch, group: GroupRef) -> str:
+    who = ranks_text(found.culprits)
     where = f"call #{found.seq} of group {str(group)!r}"
     if not found.is_decided:
         return (
-            f"{ranks_text(found.culprits)} do not agree on {where}: "
-            f"{found.theirs} against {found.expected}; it cannot be told who "
-            "is wrong"
+            f"{who} do not agree on {where}: {found.theirs} against "
+            f"{found.expected}; it cannot be told who is wrong"
         )
 
-    who = ranks_text(found.culprits)
-    verb = {
-        Cause.SKIPPED_COLLECTIVE: "skipped a call, and from",
-        Cause.EXTRA_COLLECTIVE: "made one call too many, and from",
-    }.get(found.cause)
-    if verb is None:
+    theirs, expected = str(found.theirs), str(found.expected)
+    if found.location:
+        theirs += f" at {found.location}"
+    if found.elsewhere:
+        expected += f" at {found.elsewhere}"
+    slip = _SLIP.get(found.cause)
+    if slip is not None:
         return (
-            f"{who} called {found.theirs}{place} as {where}, "
-            f"where the others called {found.expected}"
+            f"{who} {slip}, and from {where} on is out of step: {theirs} "
+            f"meets {expected} of the others"
         )
     return (
-        f"{who} {verb} {where} on is out of step: {found.theirs}{place} "
-        f"meets {found.expected} of the others"
+        f"{who} called {theirs} as {where}, where the others called {expected}"
     )

@@ -1,0 +1,42 @@
+"""
+Did a rank end by itself, or because others did?
+
+When one rank dies, the collectives of all others fail.  Only the text of the
+exception tells which came first.
+"""
+
+from __future__ import annotations
+
+import re
+
+
+__all__ = ["failed_in_call", "was_interrupted"]
+
+# Torch raises its own kinds of errors; and RuntimeError, which anybody raises.
+_OF_TORCH = re.compile(r"(?:\w+\.)*Dist\w*Error\b")
+_OF_ANYBODY = re.compile(
+    r"RuntimeError\b(?!.*dataloader).*?(?:gloo|nccl|timed out"
+    r"|connection (?:closed by peer|reset|refused))",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+def failed_in_call(error: str) -> bool:
+    """
+    Whether an exception came out of a collective, not out of other code.
+
+    Args:
+        error: Type and text, such as ``"RuntimeError: Connection closed by
+            peer"``.
+    """
+    return bool(_OF_TORCH.match(error) or _OF_ANYBODY.match(error))
+
+
+def was_interrupted(error: str) -> bool:
+    """
+    Whether a person ended the rank, perhaps because it was stuck.
+
+    Args:
+        error: Type and text of the exception.
+    """
+    return error.startswith("KeyboardInterrupt")

@@ -1,0 +1,100 @@
+"""
+How is a call, or the record of one, named and quoted?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...findings import CollectiveRef, Evidence
+from ...location import user_location
+from ...ranks import fold_ranks
+from .job import Job
+from .stuck import StuckCall
+
+
+__all__ = ["call_text", "collective_of", "ranks_text", "record_evidence"]
+
+_STATES = ("scheduled", "started", "completed")
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """
+    Name some ranks: ``rank 3``, ``ranks 0-3,7``.
+    """
+    return f"rank{'s' if len(ranks) != 1 else ''} {fold_ranks(ranks)}"
+
+
+def collective_of(job: Job, call: StuckCall) -> CollectiveRef:
+    """
+    What is a stuck call, by the record of a rank that waits in it?
+
+    Args:
+        job: What is known about the job.
+
+        call: One of those that are stuck.
+    """
+    for rank, row in call.waiting.items():
+        entries = job.dumps[rank].entries
+        if call.p2p or int(entries.seq[row]) == call.seq:
+            break
+
+    return CollectiveRef(
+        op=job.operation(rank, row).name, seq=call.seq, p2p=call.p2p
+    )
+
+
+def call_text(job: Job, call: StuckCall) -> str:
+    """
+    Name a stuck call: ``all_reduce #9 of group 'dp'``.
+
+    Args:
+        job: What is known about the job.
+
+        call: One of those that are stuck.
+    """
+    what = str(collective_of(job, call))
+    rank, row = next(iter(call.waiting.items()))
+    operation = job.operation(rank, row)
+    if operation.is_p2p:
+        order = job.membership.groups[call.group].order
+        what += (
+            f" from rank {order[operation.source]}"
+            f" to rank {order[operation.target]}"
+        )
+    return f"{what} of group {str(job.membership.groups[call.group].ref)!r}"
+
+
+def record_evidence(
+    job: Job, rank: int, row: int, *, what: str = ""
+) -> Evidence:
+    """
+    Quote one record of one rank.
+
+    Args:
+        job: What is known about the job.
+
+        rank: Global rank.
+
+        row: Position of the record in its dump.
+
+        what: What it shows, to begin with.
+    """
+    dump = job.dumps[rank]
+    e = dump.entries
+    operation = job.operation(rank, row)
+    state = _STATES[int(e.state[row])]
+    if not operation.has_events:
+        state = "returned" if e.retired[row] else "in flight"
+    group = job.membership.groups[
+        job.membership.by_code[rank][int(e.group[row])]
+    ]
+    seq = e.p2p_seq[row] if operation.is_p2p else e.seq[row]
+    where = user_location(job.dumps.frames(rank, [row])[0])
+    return Evidence(
+        kind="dump",
+        source=dump.path,
+        location=f"rank {rank}, record {int(e.record_id[row])}",
+        quote=f"{what}{job.dumps.ops[e.op[row]]} #{seq} of group "
+        f"{str(group.ref)!r} ({state})" + (f" at {where}" if where else ""),
+    )
