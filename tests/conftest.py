@@ -12,8 +12,9 @@ import pytest
 from distdebug.flight_recorder.assemble import Tables
 from distdebug.flight_recorder.columns import Dumps, Frame
 from distdebug.flight_recorder.decode import pack
-from distdebug.flight_recorder.extract import describe, frames_of, tabulate
+from distdebug.flight_recorder.extract import frames_of, tabulate
 from distdebug.flight_recorder.files import DumpFile, FileName
+from distdebug.flight_recorder.header import describe
 from distdebug.flight_recorder.sidecar import Sidecar
 from distdebug.testing import SimulatedJob, plain_dump
 

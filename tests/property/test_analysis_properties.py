@@ -282,15 +282,10 @@ class Play:
         call = self.plan.programs[rank][i]
         group = groups[call.group]
         if isinstance(call, Collective):
-            (key,) = self._keys[rank, i]
-            all_there = len(self.entered[key]) == len(group.ranks)
-            held_up = all_there and key not in self.complete
-            job.collective(
-                call.op,
-                group,
-                ranks=[rename[rank]],
-                state="scheduled" if held_up else None,
-            )
+            job.collective(call.op, group, ranks=[rename[rank]])
+            if not self.complete.issuperset(self._keys[rank, i]):
+                # All may be there, and yet it is queued behind another one.
+                job.records[rename[rank]][-1].call.members |= {-1}
             return
 
         parts = [(kind, rename[peer]) for kind, peer in call.parts]

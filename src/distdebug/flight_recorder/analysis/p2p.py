@@ -201,18 +201,8 @@ def _batched_done(
     """
     e = dump.entries
     done = is_done(dump, signatures)
-    ends = np.flatnonzero(p2p & signatures.column("ends_batch")[e.op])
-    if not len(ends):
-        return done
-
-    end_done = {
-        key: bool(done[row])
-        for key, row in zip(
-            zip(e.group[ends].tolist(), e.p2p_seq[ends].tolist(), strict=True),
-            ends.tolist(),
-            strict=True,
-        )
-    }
+    is_end = signatures.column("ends_batch")[e.op]
+    batches: dict[tuple[int, int], list[int]] = defaultdict(list)
     rows = np.flatnonzero(p2p)
     for row, code, seq in zip(
         rows.tolist(),
@@ -220,6 +210,10 @@ def _batched_done(
         e.p2p_seq[rows].tolist(),
         strict=True,
     ):
-        done[row] = end_done.get((code, seq), done[row])
+        batches[code, seq].append(row)
+    for batch in batches.values():
+        if len(batch) > 1:
+            # An end that is not on record was left out, because it is done.
+            done[batch] = all(done[row] for row in batch if is_end[row])
 
     return done

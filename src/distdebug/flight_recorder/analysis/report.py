@@ -130,6 +130,7 @@ def select(
         for w in report.waits
         if chosen.has({*w.waiting, *w.awaited}, w.group, w.desc)
     ]
+    waiting = {r for w in waits for r in w.waiting}
     return attrs.evolve(
         report,
         findings=tuple(
@@ -141,7 +142,9 @@ def select(
             g for g in report.groups if chosen.has(g.ranks, g.name, g.desc)
         ),
         waits=tuple(waits),
-        victims=tuple(r for r in report.victims if chosen.has([r])),
+        victims=tuple(
+            r for r in report.victims if r in waiting and chosen.has([r])
+        ),
         about=str(chosen),
     )
 

@@ -1,0 +1,66 @@
+"""
+The line of a stack that a person can change.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from distdebug.findings import Location
+from distdebug.flight_recorder.columns import Frame
+from distdebug.location import user_location
+
+
+MINE = Frame("step", "/home/me/train.py", 41)
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "/usr/lib/python3.12/threading.py",
+        "/opt/venv/lib/python3.11/site-packages/numpy/core.py",
+        "/usr/lib/python3/dist-packages/six.py",
+        "torch/distributed/distributed_c10d.py",
+        "/src/torch/nn/modules/module.py",
+        "/src/torch/_dynamo/eval_frame.py",
+        "/src/distdebug/flight_recorder/dump.py",
+        "C:\\venv\\Lib\\site-packages\\torch\\x.py",
+        "<frozen importlib._bootstrap>",
+    ],
+)
+def test_framework(file):
+    """
+    Lines of frameworks are passed over.
+    """
+    where = user_location([Frame("inner", file, 1), MINE])
+
+    assert Location(function="step", file=MINE.filename, line=41) == where
+
+
+@pytest.mark.parametrize(
+    "file", ["train.py", "/home/lib/train.py", "/me/torchrun/nn/train.py"]
+)
+def test_users(file):
+    """
+    The innermost line of somebody else's code is the one.
+    """
+    where = user_location([Frame("f", file, 3), MINE])
+
+    assert (file, 3) == (where.file, where.line)
+
+
+def test_only_framework():
+    """
+    If there is no other, the innermost line has to do.
+    """
+    inner = Frame("wait", "/usr/lib/python3.12/threading.py", 5)
+    outer = Frame("run", "/usr/lib/python3.12/runpy.py", 9)
+
+    assert "wait" == user_location([inner, outer]).function
+
+
+def test_nothing():
+    """
+    No stack, no line.
+    """
+    assert user_location([]) is None
