@@ -352,6 +352,23 @@ def test_folder_vanishes(tmp_path):
     assert 1 == err.count("recording goes on without")
 
 
+def test_no_space(tmp_path):
+    """
+    Where no byte can be written a rank goes on, whoever asks for dumps.
+    """
+    with gloo_job("hang_without_space", tmp_path / "d") as (process, _):
+        wait_ready(process)
+        (row,) = request_dumps(tmp_path / "d", ranks=[0], timeout_s=1)
+        alive = process.poll() is None
+        process.terminate()
+        process.communicate(timeout=30)
+
+    assert "silent" == row.status
+    assert alive
+    assert -signal.SIGTERM == process.returncode
+    assert [] == [p.name for p in (tmp_path / "d").glob(".*")]
+
+
 def test_spawned_children(tmp_path):
     """
     A spawned rank is known by the number that it gave torch, and its

@@ -183,6 +183,21 @@ class TestSigterm:
 
         assert b"words" == found
 
+    @pytest.mark.parametrize("left", [0.0, 14.9])
+    def test_child(self, monkeypatch, left):
+        """
+        A child that got the signal just after the fork gets it again.
+        """
+        sent = []
+        monkeypatch.setattr(signal, "getitimer", lambda _: (left, 0.0))
+        monkeypatch.setattr(crash_signals, "clear_alarm", lambda: None)
+        monkeypatch.setattr(os, "kill", lambda *args: sent.append(args))
+        caught = catch_sigterm()
+        release(caught, in_child=True)
+        close(caught)
+
+        assert [(os.getpid(), signal.SIGTERM)] * (left > 0) == sent
+
     def test_full_pipe(self):
         """
         A handler never waits for a pipe that is full.

@@ -228,7 +228,10 @@ class TestTrace:
         fake_torch.c10d._dump_fr_trace_json = None
         found += [is_in_flight(0)]
 
-        assert [False, True, False] == found
+        fake_torch.c10d._dump_nccl_trace_json = fake_torch.status
+        found += [is_in_flight(0)]
+
+        assert [False, True, False, True] == found
 
 
 class TestSymbolizer:
@@ -351,6 +354,8 @@ class TestDescribe:
 
         sidecar = describe_process(recording, "call")
         gate.set()
+        for thread in threads:
+            thread.join()
 
         found = dict(sidecar.threads)
         assert "MainThread" == next(iter(found))

@@ -112,7 +112,7 @@ def test_warns(tmp_path, monkeypatch, caplog):
     with caplog.at_level(logging.WARNING, "distdebug"):
         enable_flight_recorder(dump_dir=tmp_path, extras=False)
 
-    assert [f"{NAME}=0: recording is off"] == caplog.messages
+    assert [f"{NAME}=0: nothing is recorded"] == caplog.messages
 
 
 @pytest.mark.parametrize(

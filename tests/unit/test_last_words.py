@@ -384,6 +384,27 @@ class TestExtras:
         assert ("release", False) in signals.calls
         assert 1 == len(sidecars(recording))
 
+    def test_no_limit(self, recording, signals, monkeypatch):
+        """
+        Where a signal cannot be limited it is not caught.
+        """
+
+        def refuse(_):
+            raise OSError
+
+        monkeypatch.setattr(signals, "limit_abort", refuse)
+        monkeypatch.setattr(
+            signals,
+            "release",
+            lambda *_, **kw: signals.calls.append(("release", kw)),
+        )
+        extra = Extras(recording)
+        extra.start()
+        calls = signals.calls[:]
+        extra.stop()
+
+        assert [("release", {})] == calls
+
     def test_no_signals(self, recording, signals, monkeypatch):
         """
         Where signals cannot be caught, requests are still answered.

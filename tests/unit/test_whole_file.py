@@ -2,6 +2,7 @@
 How does a file appear whole or not at all?
 """
 
+import errno
 import os
 
 from pathlib import Path
@@ -34,12 +35,22 @@ class TestWriteWhole:
 
         assert [tmp_path / "d"] == list(tmp_path.iterdir())
 
-    def test_full_disk(self):
+    def test_full_disk(self, tmp_path, monkeypatch):
         """
-        A full disk is an error like any other.
+        On a full disk the earlier file stays, and nothing is left behind.
         """
-        with pytest.raises(OSError):
-            write_whole(Path("/dev/full/x"), b"x")
+
+        def refuse(*_):
+            raise OSError(errno.ENOSPC, "full")
+
+        write_whole(tmp_path / "f", b"one")
+        monkeypatch.setattr(Path, "write_bytes", refuse)
+
+        with pytest.raises(OSError, match="full"):
+            write_whole(tmp_path / "f", b"two")
+
+        assert b"one" == (tmp_path / "f").read_bytes()
+        assert [tmp_path / "f"] == list(tmp_path.iterdir())
 
     def test_link_in_the_way(self, tmp_path):
         """

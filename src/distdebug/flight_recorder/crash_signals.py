@@ -233,6 +233,8 @@ def release(caught: CaughtSignal, *, in_child: bool = False) -> None:
         set_handler(caught.number, 0)
     if not in_child:
         _lift_limit(caught)
+    elif caught.number == signal.SIGTERM and caught.is_final:
+        _catch_up()
 
 
 def close(caught: CaughtSignal) -> None:
@@ -251,3 +253,14 @@ def _lift_limit(caught: CaughtSignal) -> None:
     if flags & os.O_ASYNC:
         fcntl.fcntl(caught.reader, fcntl.F_SETFL, flags & ~os.O_ASYNC)
         set_handler(_ALARMING, 0)
+
+
+def _catch_up() -> None:
+    """
+    End a forked child that got SIGTERM before it could put things back.
+
+    Children inherit no alarm, so one that is set is due to our handler.
+    """
+    if signal.getitimer(signal.ITIMER_REAL)[0] > 0:
+        clear_alarm()
+        os.kill(os.getpid(), signal.SIGTERM)

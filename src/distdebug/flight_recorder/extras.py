@@ -123,7 +123,11 @@ class Extras:
 
     def _limit_aborts(self) -> None:
         for caught in self._caught:
-            crash_signals.limit_abort(caught)
+            try:
+                crash_signals.limit_abort(caught)
+            except OSError:  # a signal without a limit is worse than none
+                crash_signals.release(caught)
+                raise
 
     def _on_request(self, fd: int) -> None:
         drain(fd)

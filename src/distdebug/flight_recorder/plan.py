@@ -235,10 +235,10 @@ def _follow(
     found: tuple[str, str],
     job: _Job,
 ) -> list[Setting]:
-    is_harmful = variable.key in _ON and not _is_on(found[1])
-    reason = "recording is off" if is_harmful else "was set before"
+    harm = "" if _is_on(found[1]) else _HARM.get(variable.key, "")
+    reason = harm or "was set before"
     rows = [
-        Setting(s.name, job.environ[s.name], "kept", reason, is_harmful)
+        Setting(s.name, job.environ[s.name], "kept", reason, bool(harm))
         for s in variable.spellings
         if s.name in job.environ
     ]
@@ -305,8 +305,11 @@ def _outcome(key: str, rows: Iterable[Setting]) -> str:
 
 _VARIABLE = {v.key: v for v in VARIABLES}
 
-# Recording suffers when one of these is off.
-_ON = {"buffer_size", "dump_on_timeout"}
+# What it means when one of these is off.
+_HARM = {
+    "buffer_size": "nothing is recorded",
+    "dump_on_timeout": "NCCL does not dump by itself",
+}
 
 # The value of TORCH_NCCL_ASYNC_ERROR_HANDLING that lets dumps be written.
 _SKIP_CLEANUP = "3"

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import sys
 import threading
 
 from collections.abc import Iterator
@@ -53,16 +52,11 @@ def without_inductor(torch: ModuleType) -> Iterator[None]:
     Args:
         torch: The loaded torch.
     """
-    name = "torch._inductor"
-    if name in sys.modules or "_inductor" in vars(torch):
-        yield
-        return
-
     absent = _Absent(torch)
-    vars(torch)["_inductor"] = absent
+    vars(torch).setdefault("_inductor", absent)
     try:
         yield
     finally:
-        # An import in another thread has put the real one there.
+        # Else the real one was there, or another thread has imported it.
         if vars(torch).get("_inductor") is absent:
             vars(torch).pop("_inductor", None)

@@ -31,6 +31,10 @@ _ON_BY_DEFAULT = (2, 11)
 
 _PAUSE_S = 0.01
 
+# Neither calls nor only those in flight.
+_STATUS_ONLY = (False, False)
+_BEGUN, _DONE = "last_enqueued_collective", "last_completed_collective"
+
 _REMEDY = "call enable_flight_recorder() before init_process_group()"
 
 
@@ -93,29 +97,28 @@ def is_in_flight(patience_s: float = 0.5) -> bool:
 
 
 def _has_unfinished() -> bool:
-    try:
-        c10d = _c10d(sys.modules["torch"])
-        status = json.loads(c10d._dump_fr_trace_json(*(False, False)))  # noqa: SLF001
-        return any(
-            int(group["last_enqueued_collective"])
-            > int(group["last_completed_collective"])
-            for group in status["pg_status"].values()
-        )
-    except Exception:  # noqa: BLE001 another torch, or none
-        return False
+    c10d = _c10d(sys.modules.get("torch"))
+    for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):
+        try:
+            status = json.loads(getattr(c10d, name)(*_STATUS_ONLY))
+            groups = status["pg_status"].values()
+            if any(int(g[_BEGUN]) > int(g[_DONE]) for g in groups):
+                return True
+        except Exception:  # noqa: BLE001, S112 another torch, or none
+            continue
+    return False
 
 
 def _c10d(torch: Any) -> Any:
-    return torch._C._distributed_c10d  # noqa: SLF001 no public door
+    try:
+        return torch._C._distributed_c10d  # noqa: SLF001 no public door
+    except AttributeError:
+        return None
 
 
 def _dumpers(torch: Any) -> list[Callable[[bool, bool, bool], bytes]]:
-    try:
-        c10d = _c10d(torch)
-    except AttributeError:
-        return []
     found = (
-        getattr(c10d, name, None)
+        getattr(_c10d(torch), name, None)
         for name in ("_dump_nccl_trace", "_dump_fr_trace")
     )
     return [dump for dump in found if dump is not None]

@@ -9,6 +9,7 @@ standard input ends, and rank 0 does what BEHAVIOR says.
 
 import ctypes
 import os
+import resource
 import shutil
 import sys
 
@@ -24,6 +25,12 @@ def hang():
 
 def hang_without_folder():
     shutil.rmtree(DUMP_DIR)
+    hang()
+
+
+def hang_without_space():
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+    print("ready", flush=True)
     hang()
 
 
