@@ -51,9 +51,13 @@ def diagnose(
             raise
         return _from_stacks(found)
 
-    report = analyze_dumps(dumps)
+    diagnosis = analyze_dumps(dumps).to_diagnosis()
+    if found.stacks and not len(dumps):
+        unread = (*diagnosis.missing, *found.missing)
+        return attrs.evolve(_from_stacks(found), missing=unread)
+
     views = host_views(dumps, found.stacks)
-    diagnosis = refine(report.to_diagnosis(), views, dumps)
+    diagnosis = refine(diagnosis, views, dumps)
     return attrs.evolve(
         diagnosis, missing=(*diagnosis.missing, *found.missing)
     )

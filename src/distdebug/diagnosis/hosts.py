@@ -86,7 +86,7 @@ def _only_one(pid: int, rank_of: Mapping[tuple[str, int], int]) -> int | None:
 def _view(
     rank: int, sidecar: Sidecar | None, process: ProcessStacks | None
 ) -> HostView:
-    if process is None and sidecar is not None and sidecar.threads:
+    if process is None and sidecar is not None:
         process = _own_stacks(sidecar)
     view = HostView(
         rank=rank,
@@ -95,24 +95,24 @@ def _view(
         and sidecar.reason == "exit"
         and not sidecar.error,
     )
-    main = _main_thread(process) if process is not None else None
-    if process is None or main is None:
+    return view if process is None else _with_stack(view, process)
+
+
+def _with_stack(view: HostView, process: ProcessStacks) -> HostView:
+    main = _main_thread(process)
+    if main is None:
         return view
 
     explained = explain_threads(process.threads)
-    where = user_location(main.frames)
-    quote = " ← ".join(
-        f"{f.name} ({f.filename}:{f.line})" for f in main.frames[:3]
-    )
     return attrs.evolve(
         view,
         cause=explained[0] if explained else None,
-        location=where,
+        location=user_location(main.frames),
         evidence=Evidence(
             kind="stack",
             source=process.source,
-            location=f"rank {rank}, thread {main.name}",
-            quote=quote,
+            location=f"rank {view.rank}, thread {main.name}",
+            quote=" ← ".join(map(str, main.frames[:3])),
         ),
     )
 

@@ -21,19 +21,24 @@ __all__ = [
 ]
 
 _MOST_ROWS = 24
-_MOST_FINDINGS = 6
+_MOST_FINDINGS = 5
 
 
 def diagnosis_text(d: Diagnosis) -> str:
     """
     Write a diagnosis as text: the verdict first, then what it rests on.
+
+    Args:
+        d: The diagnosis.
     """
     parts = ["\n".join(finding_lines(d.verdict))]
+    others = [f for f in d.findings if f != d.verdict]
     parts += [
         "\n".join(["also:", *finding_lines(f)])
-        for f in d.findings[:_MOST_FINDINGS]
-        if f != d.verdict
+        for f in others[:_MOST_FINDINGS]
     ]
+    if len(others) > _MOST_FINDINGS:
+        parts.append(f"… and {len(others) - _MOST_FINDINGS} more findings")
     if d.groups:
         parts.append(group_table(d.groups))
     if d.victims:
@@ -47,8 +52,11 @@ def diagnosis_text(d: Diagnosis) -> str:
 def finding_lines(finding: Finding) -> Iterable[str]:
     """
     Write one finding as lines: the sentence, then evidence and remedy.
+
+    Args:
+        finding: The finding.
     """
-    yield f"{clean(finding.summary, limit=400)}"
+    yield clean(finding.summary, limit=400)
     yield f"  cause: {finding.cause} ({finding.confidence})"
     for e in finding.evidence[:6]:
         where = f"{e.location}: " if e.location else ""
@@ -60,6 +68,9 @@ def finding_lines(finding: Finding) -> Iterable[str]:
 def group_table(groups: Sequence[GroupProgress]) -> str:
     """
     Write the progress of groups as a table, the stuck ones first.
+
+    Args:
+        groups: The groups; of many, some are left out.
     """
     ordered = sorted(groups, key=lambda g: (not g.waiting, -len(g.ranks)))
     rows = [
@@ -82,6 +93,9 @@ def group_table(groups: Sequence[GroupProgress]) -> str:
 def missing_lines(missing: Sequence[Missing]) -> Iterable[str]:
     """
     Write what could not be looked at as lines, equal reasons folded.
+
+    Args:
+        missing: What could not be looked at; of many, some are left out.
     """
     by_reason: dict[tuple[str, str], list[Missing]] = {}
     for m in missing:

@@ -1,0 +1,157 @@
+"""
+From files of any kind to one diagnosis.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from distdebug.diagnosis import diagnose
+from distdebug.errors import NoDumpsError
+from distdebug.findings import Cause
+from distdebug.flight_recorder.sidecar import (
+    Sidecar,
+    SidecarFrame,
+    write_sidecar,
+)
+from distdebug.stacks.model import ProcessStacks, StackFrame, ThreadStack
+from distdebug.stacks.write import stacks_to_json
+from distdebug.testing import SimulatedJob, make_dumps
+
+
+READING = ("read_shard", "train.py", 41)
+
+
+@pytest.fixture(name="hang")
+def _hang(tmp_path):
+    """
+    The dumps of four ranks, of which one is absent.
+    """
+    job = SimulatedJob(4)
+    job.collective("all_reduce")
+    job.collective("all_reduce", ranks=[0, 1, 3])
+    make_dumps(tmp_path, job)
+    return tmp_path
+
+
+def write_stack(folder, rank, *lines):
+    """
+    What py-spy saw of the main thread of a rank.
+    """
+    frames = tuple(StackFrame(*line) for line in lines)
+    thread = ThreadStack(
+        name="MainThread", frames=frames, thread_id=7, is_main=True
+    )
+    process = ProcessStacks(pid=7, source="", threads=(thread,), rank=rank)
+    path = folder / f"pyspy_node1_{rank}.json"
+    path.write_text(stacks_to_json(process))
+    return path
+
+
+def test_dumps(hang):
+    """
+    Dumps alone name the rank and the call.
+    """
+    verdict = diagnose(hang).verdict
+
+    assert (Cause.RANK_NOT_ARRIVED, (2,)) == (verdict.cause, verdict.ranks)
+    assert verdict.summary.startswith("rank 2 never entered all_reduce #2")
+
+
+def test_stacks(hang):
+    """
+    Stacks beside them name the line and the reason.
+    """
+    write_stack(hang, 2, ("sleep", "train.py", 40), READING)
+
+    verdict = diagnose(hang).verdict
+
+    assert Cause.SLEEPING is verdict.detail_cause
+
+
+def test_sidecar(hang):
+    """
+    So does the stack in a side-car.
+    """
+    frames = (SidecarFrame("sleep", "train.py", 40), SidecarFrame(*READING))
+    sidecar = Sidecar(
+        path="",
+        rank=2,
+        world_size=4,
+        host="node1",
+        pid=7,
+        started=0.0,
+        written=1_750_000_001.0,
+        reason="request",
+        dump="nccl_trace_rank_2",
+        threads=(("MainThread", frames),),
+    )
+    write_sidecar(sidecar, hang / "nccl_trace_rank_2")
+
+    verdict = diagnose(hang).verdict
+
+    assert Cause.SLEEPING is verdict.detail_cause
+    assert "it is sleeping in" in verdict.summary
+
+
+def test_only_stacks(tmp_path):
+    """
+    Stacks alone give findings, and say what is missing.
+    """
+    one = write_stack(tmp_path, 1, ("sleep", "train.py", 40))
+
+    diagnosis = diagnose(one)
+
+    assert (Cause.SLEEPING, (1,)) == (
+        diagnosis.verdict.cause,
+        diagnosis.verdict.ranks,
+    )
+    assert ["dump"] == [m.what for m in diagnosis.missing]
+
+
+def test_different_stacks(tmp_path):
+    """
+    If they differ, they do not tell who holds up whom.
+    """
+    write_stack(tmp_path, 1, ("sleep", "train.py", 40))
+    write_stack(
+        tmp_path, 2, ("synchronize", "torch/cuda/__init__.py", 9), READING
+    )
+
+    diagnosis = diagnose(tmp_path)
+
+    assert Cause.UNKNOWN is diagnosis.verdict.cause
+    assert 2 == len(diagnosis.findings)
+    assert "enable the Flight Recorder" in diagnosis.verdict.remedy
+
+
+def test_unreadable_dumps(tmp_path):
+    """
+    A dump that cannot be read does not keep us from the stacks.
+    """
+    (tmp_path / "nccl_trace_rank_0").write_bytes(b"\x80\x02}")
+    write_stack(tmp_path, 1, ("sleep", "train.py", 40))
+
+    diagnosis = diagnose(tmp_path)
+
+    assert Cause.SLEEPING is diagnosis.verdict.cause
+    assert [0] == [m.rank for m in diagnosis.missing]
+
+
+def test_nothing(tmp_path):
+    """
+    Without anything there is nothing to look at.
+    """
+    with pytest.raises(NoDumpsError):
+        diagnose(tmp_path)
+
+
+def test_progress(hang):
+    """
+    Whoever waits for the answer is told how much is read.
+    """
+    seen = []
+
+    diagnose(hang, progress=lambda done, of: seen.append((done, of)))
+
+    assert [(1, 4), (2, 4), (3, 4), (4, 4)] == seen
