@@ -4,11 +4,13 @@ From the dumps of a job to its verdict, for every cause that dumps can show.
 
 from __future__ import annotations
 
+import attrs
 import pytest
 
 from distdebug.errors import NoDumpsError
 from distdebug.findings import Cause
 from distdebug.flight_recorder.analysis.analyze import analyze_dumps
+from distdebug.flight_recorder.analysis.report import select
 from distdebug.flight_recorder.sidecar import Sidecar
 from distdebug.testing import SimulatedJob, make_dumps
 
@@ -378,9 +380,7 @@ class TestDevice:
         A call that the watchdog aborted is marked as completed, and is not.
         """
         job = train(timeout_s=60.0)
-        job.collective(
-            "all_gather", ranks=without(job, 2), state="completed"
-        )
+        job.collective("all_gather", ranks=without(job, 2), state="completed")
         for rank in (0, 1, 3):
             call = job.records[rank][-1].call
             call.members, call.duration_s = frozenset({0, 1, 3}), 60.0
@@ -426,9 +426,7 @@ class TestDevice:
         job.coalesced(1, [("recv", 0), ("send", 0)])
         job.coalesced(0, [("send", 1), ("recv", 1)])
 
-        verdict = analyze_dumps(
-            dumps_of(job, only_active=only_active)
-        ).verdict
+        verdict = analyze_dumps(dumps_of(job, only_active=only_active)).verdict
 
         assert (Cause.RANK_NOT_ARRIVED, (1,)) == (verdict.cause, verdict.ranks)
         assert verdict.collective.p2p
@@ -512,7 +510,10 @@ class TestSelection:
         Two halves that share no group; rank 3 stops in the second one.
         """
         job = SimulatedJob(4)
-        halves = [job.new_group([0, 1], "left"), job.new_group([2, 3], "right")]
+        halves = [
+            job.new_group([0, 1], "left"),
+            job.new_group([2, 3], "right"),
+        ]
         for half in halves:
             job.collective("all_reduce", half)
         job.collective("all_reduce", halves[1], ranks=[2])
@@ -580,6 +581,18 @@ class TestSelection:
 
         assert (2,) == analyze_dumps(dumps, ranks=[0]).verdict.ranks
         assert () == analyze_dumps(dumps, groups=["x"]).findings
+
+    def test_without_group(self, dumps):
+        """
+        A finding that shows in no group is chosen by its ranks.
+        """
+        report = analyze_dumps(dumps)
+        bare = attrs.evolve(report.verdict, group=None)
+        report = attrs.evolve(report, findings=(bare,), waits=())
+
+        assert (bare,) == select(report, ranks=[3]).findings
+        assert () == select(report, ranks=[2]).findings
+        assert (bare,) == select(report, groups=["left"]).findings
 
 
 class TestOrder:

@@ -48,12 +48,24 @@ _SURE = 4
 class _Delay:
     """
     How much one rank holds up one group.
+
+    Attributes:
+        share: The share of the time that is lost by it.
+
+        ns: How much is lost at a time.
+
+        kind: ``"host"`` or ``"device"``.
+
+        group: The group.
+
+        is_undecided: Whether nobody in the group is later than all others.
     """
 
     share: float
     ns: float
     kind: str
     group: GroupRef
+    is_undecided: bool
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -86,14 +98,27 @@ def find_stragglers(job: Job) -> list[Finding]:
         for rank, delay in _delays(table, job).items():
             late[rank].append(delay)
 
-    # Peers of a late rank are late elsewhere; the culprit is late everywhere.
     culprits = {
         rank: max(seen, key=lambda delay: delay.share)
         for rank, seen in late.items()
-        if min(delay.share for delay in seen) >= _HOW_MUCH
+        if _is_late_everywhere(seen)
     }
     ordered = sorted(culprits.items(), key=lambda item: -item[1].share)
     return [_finding(rank, worst) for rank, worst in ordered]
+
+
+def _is_late_everywhere(seen: Sequence[_Delay]) -> bool:
+    """
+    Peers of a late rank are late elsewhere; the culprit is late everywhere.
+
+    Except that in a larger group, whoever waited for it is as late as it is.
+    """
+    late_in = [set(d.group.ranks) for d in seen if d.share >= _HOW_MUCH]
+    return bool(late_in) and all(
+        d.share >= _HOW_MUCH
+        or (d.is_undecided and any(g < set(d.group.ranks) for g in late_in))
+        for d in seen
+    )
 
 
 def _delays(table: _Table, job: Job) -> dict[int, _Delay]:
@@ -124,6 +149,7 @@ def _delays(table: _Table, job: Job) -> dict[int, _Delay]:
             ns=ns,
             kind="host" if host else "device",
             group=table.group,
+            is_undecided=not shares[:, 0].any(),
         )
         for rank, (share, ns), host in zip(
             table.ranks, shares.tolist(), is_host.tolist(), strict=True

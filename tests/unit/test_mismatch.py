@@ -1,0 +1,272 @@
+"""
+Who called something else, who skipped a call, and who made one too many.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from distdebug.findings import Cause
+from distdebug.flight_recorder.analysis.analyze import analyze_dumps
+from distdebug.flight_recorder.analysis.call import describe_call
+from distdebug.flight_recorder.analysis.operations import parse_operation
+from distdebug.flight_recorder.analysis.shift import (
+    find_shift,
+    is_next_by_habit,
+    times_called_before,
+)
+from distdebug.flight_recorder.analysis.streams import Stream
+from distdebug.flight_recorder.columns import Shape
+from distdebug.testing import SimulatedJob
+
+
+SYNC = [("sync", "train.py", 100), ("main", "train.py", 9)]
+LATER = [("sync", "train.py", 120), ("main", "train.py", 9)]
+EVAL = [("evaluate", "eval.py", 3), ("main", "train.py", 12)]
+
+
+def stream(calls):
+    """
+    A stream that makes these calls, each named by a letter, from #1 on.
+    """
+    n = len(calls)
+    return Stream(
+        seq=np.arange(1, n + 1),
+        signature=np.array([ord(c) for c in calls], np.int64),
+        done=np.zeros(n, bool),
+        synchronizes=np.ones(n, bool),
+        row=np.arange(n),
+    )
+
+
+class TestShift:
+    @pytest.mark.parametrize(
+        ("bad", "good", "seq", "expected"),
+        [
+            ("abcbcabc", "abcabcab", 4, Cause.SKIPPED_COLLECTIVE),
+            ("abccab", "abcabc", 4, Cause.EXTRA_COLLECTIVE),
+            ("abcxabca", "abcabcab", 4, Cause.EXTRA_COLLECTIVE),
+            ("abcxyabc", "abcabcab", 4, Cause.EXTRA_COLLECTIVE),
+            # One wrong call, and in step again.
+            ("abcxbcab", "abcabcab", 4, None),
+            # Nothing fits.
+            ("abcxyzuv", "abcabcab", 4, None),
+            ("abcx", "abca", 4, None),
+        ],
+    )
+    def test_find(self, bad, good, seq, expected):
+        """
+        A stream that goes on as the others do, some calls earlier or later,
+        is shifted; one wrong call is just wrong.
+        """
+        assert expected == find_shift(stream(bad), stream(good), seq)
+
+    def test_surplus(self):
+        """
+        Where both would fit, the number of calls decides.
+        """
+        same = "abababab"
+
+        extra = find_shift(stream(same[1:] + "ab"), stream(same), 1)
+        skipped = find_shift(stream(same[1:]), stream(same), 1)
+
+        assert (Cause.EXTRA_COLLECTIVE, Cause.SKIPPED_COLLECTIVE) == (
+            extra,
+            skipped,
+        )
+
+    @pytest.mark.parametrize(
+        ("bad", "good", "expected"),
+        [
+            ("abcabcac", "abcabcab", True),
+            ("abcabcax", "abcabcab", False),
+            ("xbc", "abc", False),
+            ("abcadb", "abcabc", False),
+        ],
+    )
+    def test_habit(self, bad, good, expected):
+        """
+        Who makes the call that always comes next left out the one that is due.
+        """
+        seq = next(
+            i
+            for i, (x, y) in enumerate(zip(bad, good, strict=True), 1)
+            if x != y
+        )
+
+        assert expected == is_next_by_habit(stream(bad), stream(good), seq)
+
+    def test_before(self):
+        """
+        Only calls before the given one count.
+        """
+        assert 2 == times_called_before(stream("abaaba"), 4)
+
+
+class TestCall:
+    def test_text(self):
+        """
+        A call is told by operation, number of elements, and types.
+        """
+        shape = Shape(((2, 600),), ("Float",), ((1200,),), ("Float",))
+
+        call = describe_call(parse_operation("nccl:all_reduce"), shape)
+
+        assert "all_reduce of 1,200 elements (Float)" == str(call)
+
+    @pytest.mark.parametrize(
+        ("op", "text"),
+        [("barrier", "barrier"), ("all_to_all", "all_to_all")],
+    )
+    def test_bare(self, op, text):
+        """
+        Without sizes, or where they may differ, the operation is all.
+        """
+        sizes = ((4,),) if op == "all_to_all" else ()
+        shape = Shape(sizes, ("Float",), sizes, ("Float",))
+
+        assert text == str(describe_call(parse_operation(f"x:{op}"), shape))
+
+    def test_root(self):
+        """
+        Only the root passes something: that agrees with anything.
+        """
+        op = parse_operation("nccl:broadcast")
+        root = describe_call(
+            op, Shape(((4,),), ("Float",), ((4,),), ("Float",))
+        )
+        other = describe_call(op, Shape((), (), ((4,),), ("Float",)))
+        wrong = describe_call(op, Shape((), (), ((5,),), ("Float",)))
+
+        assert root.agrees(other)
+        assert not root.agrees(wrong)
+        assert "broadcast of 4 elements (Float)" == str(other)
+
+
+def verdict_of(dumps_of, job, **options):
+    """
+    What is found first.
+    """
+    return analyze_dumps(dumps_of(job, **options)).verdict
+
+
+class TestVerdict:
+    def test_words(self, dumps_of):
+        """
+        Both calls are told, each with its line.
+        """
+        job = SimulatedJob(4)
+        job.collective("all_reduce", ranks=[0, 1, 2], stack=SYNC)
+        job.collective("broadcast", ranks=[3], sizes=[[7]], stack=EVAL)
+
+        verdict = verdict_of(dumps_of, job)
+
+        assert (
+            "rank 3 called broadcast of 7 elements (Float) at evaluate "
+            "(eval.py:3) as call #1 of group 'default_pg', where the others "
+            "called all_reduce of 1,024 elements (Float) at sync "
+            "(train.py:100)" == verdict.summary
+        )
+        assert "evaluate" == verdict.location.function
+        assert ["rank 3, record 0", "rank 0, record 0"] == [
+            e.location for e in verdict.evidence
+        ]
+
+    def test_shift_words(self, dumps_of):
+        """
+        Who is out of step is said to be.
+        """
+        job = SimulatedJob(3)
+        for op in ("all_gather", "all_reduce", "broadcast") * 2:
+            job.collective(op, ranks=[0, 1])
+        for op in ("all_gather", "broadcast", "all_gather", "all_reduce"):
+            job.collective(op, ranks=[2])
+
+        verdict = verdict_of(dumps_of, job, with_frames=False)
+
+        assert Cause.SKIPPED_COLLECTIVE is verdict.cause
+        assert verdict.summary.startswith(
+            "rank 2 skipped a call, and from call #2 of group 'default_pg' "
+            "on is out of step: broadcast of 1,024 elements"
+        )
+
+    def test_undecided(self, dumps_of):
+        """
+        One against one: both are named, and that it cannot be told.
+        """
+        job = SimulatedJob(2)
+        job.collective("all_reduce", ranks=[0])
+        job.collective("broadcast", ranks=[1])
+
+        verdict = verdict_of(dumps_of, job)
+
+        assert (Cause.TYPE_MISMATCH, (0, 1)) == (verdict.cause, verdict.ranks)
+        assert "possible" == verdict.confidence
+        assert "cannot be told who is wrong" in verdict.summary
+
+    @pytest.mark.parametrize("odd", [0, 1])
+    def test_habit_decides(self, dumps_of, odd):
+        """
+        One against one: whoever never called that before is the odd one.
+        """
+        job = SimulatedJob(2)
+        for _ in range(3):
+            job.collective("all_reduce")
+        job.collective("all_reduce", ranks=[1 - odd])
+        job.collective("broadcast", ranks=[odd])
+
+        verdict = verdict_of(dumps_of, job)
+
+        assert (Cause.TYPE_MISMATCH, (odd,)) == (verdict.cause, verdict.ranks)
+
+    def test_line_left_behind(self, dumps_of):
+        """
+        Who is at a line that the others have passed without that call made
+        one call too many.
+        """
+        job = SimulatedJob(4)
+        job.collective("all_reduce", ranks=[0, 1, 2], stack=LATER)
+        job.collective("all_reduce", ranks=[3], sizes=[[5]], stack=SYNC)
+
+        verdict = verdict_of(dumps_of, job)
+
+        assert (Cause.EXTRA_COLLECTIVE, (3,)) == (verdict.cause, verdict.ranks)
+
+    def test_root_passes_more(self, dumps_of):
+        """
+        Different records of the same call are no mismatch.
+        """
+        job = SimulatedJob(3)
+        job.collective("broadcast", ranks=[0], sizes=[[4]])
+        job.collective("broadcast", ranks=[1, 2], sizes=[], output_sizes=[[4]])
+
+        assert Cause.HEALTHY is verdict_of(dumps_of, job).cause
+
+    def test_many_kinds(self, dumps_of):
+        """
+        Everybody outside the majority is named.
+        """
+        job = SimulatedJob(5)
+        job.collective("all_reduce", ranks=[0, 1, 2])
+        job.collective("broadcast", ranks=[3])
+        job.collective("barrier", ranks=[4])
+
+        assert (3, 4) == verdict_of(dumps_of, job).ranks
+
+    def test_wrapped(self, dumps_of):
+        """
+        Calls that only some rings still hold are compared where they meet.
+        """
+        job = SimulatedJob(4)
+        other = job.new_group([0, 1], "tp")
+        for _ in range(6):
+            job.collective("all_reduce")
+            job.collective("all_reduce", other)
+        job.collective("all_reduce", ranks=[0, 1, 2])
+        job.collective("broadcast", ranks=[3])
+
+        verdict = verdict_of(dumps_of, job, ring=5)
+
+        assert (Cause.TYPE_MISMATCH, (3,)) == (verdict.cause, verdict.ranks)
+        assert 7 == verdict.collective.seq
