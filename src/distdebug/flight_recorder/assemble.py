@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ..errors import DumpFormatError
 from .columns import Entries, Frame, GroupConfig, GroupStatus, RankDump, Shape
-from .decode import LENGTHS
+from .decode import LENGTHS, Message
 from .extract import COLUMNS
 from .files import DumpFile
 
@@ -87,7 +87,7 @@ class Tables:
         return tuple(self._shapes)
 
     def add(
-        self, file: DumpFile, message: bytes
+        self, file: DumpFile, message: Message
     ) -> tuple[RankDump, dict[str, Any]]:
         """
         Make a dump of what the sandbox answered.
@@ -119,7 +119,7 @@ class Tables:
         self,
         file: DumpFile,
         header: dict[str, Any],
-        message: bytes,
+        message: Message,
         start: int,
     ) -> RankDump:
         entries = self._entries(header, message, start)
@@ -149,7 +149,7 @@ class Tables:
         )
 
     def _entries(
-        self, header: dict[str, Any], message: bytes, start: int
+        self, header: dict[str, Any], message: Message, start: int
     ) -> Entries:
         raw = _raw_columns(header["count"], message, start)
         kind = raw.pop("kind")
@@ -224,7 +224,7 @@ def infer_rank(dump: RankDump) -> int | None:
     return common.pop() if len(common) == 1 else None
 
 
-def parse_frames(message: bytes, count: int) -> list[tuple[Frame, ...]]:
+def parse_frames(message: Message, count: int) -> list[tuple[Frame, ...]]:
     """
     Make stacks of what the sandbox answered, empty ones if it could not.
     """
@@ -239,7 +239,7 @@ def parse_frames(message: bytes, count: int) -> list[tuple[Frame, ...]]:
     return stacks if len(stacks) == count else [()] * count
 
 
-def _header(message: bytes) -> tuple[dict[str, Any], int]:
+def _header(message: Message) -> tuple[dict[str, Any], int]:
     size, _ = LENGTHS.unpack_from(message)
     start = LENGTHS.size + size
     header: dict[str, Any] = json.loads(message[LENGTHS.size : start])
@@ -251,7 +251,7 @@ def _header(message: bytes) -> tuple[dict[str, Any], int]:
 
 
 def _raw_columns(
-    count: int, message: bytes, start: int
+    count: int, message: Message, start: int
 ) -> dict[str, NDArray[Any]]:
     columns = {}
     for name, code in COLUMNS.items():

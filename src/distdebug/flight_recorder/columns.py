@@ -208,7 +208,7 @@ class RankDump:
     @property
     def is_filtered(self) -> bool:
         """
-        Whether only active calls were dumped: the numbers have gaps.
+        Whether only active calls were dumped, so that the numbers have gaps.
         """
         ids = self.entries.record_id
         return bool(len(ids) and ids[-1] - ids[0] >= len(ids))

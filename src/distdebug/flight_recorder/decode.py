@@ -23,23 +23,23 @@ import zlib
 from typing import Any, BinaryIO
 
 from .careful import load_plain
-from .extract import KEYS, NotADumpError, describe, frames_of, tabulate
+from .extract import frames_of, tabulate
+from .header import KEYS, NotADumpError, describe
+from .limits import SIZE_LIMIT, limit_process
 
 
-__all__ = ["LENGTHS", "UnreadableError", "answer", "main", "pack"]
+__all__ = ["LENGTHS", "Message", "UnreadableError", "answer", "main", "pack"]
+
+Message = bytes | bytearray
 
 # Of the header and of the columns, in bytes.
 LENGTHS = struct.Struct("<II")
 
 _NOT_A_DUMP = "it is not a Flight Recorder dump"
+_TOO_LARGE = "it is larger than any dump"
 
 _HEAD = 4096
 _MIB = 1 << 20
-
-# Genuine dumps take 10 to 15 times their size; gzip can claim 1,000 times.
-_MEMORY_BASE = 512 * _MIB
-_MEMORY_PER_BYTE = 40
-_INFLATED_LIMIT = 256 * _MIB
 
 
 class UnreadableError(Exception):
@@ -158,6 +158,7 @@ def _load(path: str) -> tuple[Any, str, bool]:
         head = file.peek(_HEAD)[:_HEAD]
         size = os.fstat(file.fileno()).st_size
         if head.startswith(b"\x1f\x8b"):
+            limit_process(SIZE_LIMIT)
             data = _inflate(file)
             return _load_from(_buffered(data), data[:_HEAD], len(data))
 
@@ -188,7 +189,7 @@ def _inflate(file: BinaryIO) -> bytes:
     """
     stream = zlib.decompressobj(wbits=31)
     chunks: list[bytes] = []
-    left = _INFLATED_LIMIT
+    left = SIZE_LIMIT + 1
     data = file.read(_MIB)
     while data and left > 0 and not stream.eof:
         try:
@@ -197,10 +198,6 @@ def _inflate(file: BinaryIO) -> bytes:
             break
         left -= len(chunks[-1])
         data = stream.unconsumed_tail or file.read(_MIB)
-
-    if left <= 0:
-        msg = f"it takes more than {_INFLATED_LIMIT >> 20} MiB uncompressed"
-        raise UnreadableError(msg)
 
     return b"".join(chunks)
 
@@ -215,7 +212,10 @@ def _load_from(
         msg = "the file is empty"
         raise NotADumpError(msg)
 
-    is_limited = _limit_memory(_MEMORY_BASE + _MEMORY_PER_BYTE * size)
+    if size > SIZE_LIMIT:
+        raise NotADumpError(_TOO_LARGE)
+
+    is_limited = limit_process(size)
     if head[0] == 0x80:
         if not _has_keys(head):
             # Asking for code is worth mentioning, but it takes an unpickler.
@@ -232,26 +232,6 @@ def _load_from(
 
     msg = "it is neither a pickle nor JSON"
     raise NotADumpError(msg)
-
-
-def _limit_memory(size: int) -> bool:
-    """
-    Limit the memory of this process; on some systems that is not possible.
-    """
-    if not sys.platform.startswith("linux"):
-        return False
-
-    import resource
-
-    try:
-        _, most = resource.getrlimit(resource.RLIMIT_AS)
-        if most != resource.RLIM_INFINITY:
-            size = min(size, most)
-        resource.setrlimit(resource.RLIMIT_AS, (size, most))
-    except (OSError, ValueError):
-        return False
-
-    return True
 
 
 def _has_keys(head: bytes) -> bool:

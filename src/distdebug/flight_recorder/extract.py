@@ -14,42 +14,24 @@ from __future__ import annotations
 
 import marshal
 import re
-import sys
+import struct
 
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import repeat
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import count, repeat
 from math import nan
-from operator import itemgetter, lt
+from operator import itemgetter
 from typing import Any
 
+from .plain import TEXT_LIMIT, WRONG, number, sequence, text
 
-__all__ = [
-    "COLUMNS",
-    "KEYS",
-    "STATES",
-    "NotADumpError",
-    "describe",
-    "frames_of",
-    "tabulate",
-]
+
+__all__ = ["COLUMNS", "STATES", "frames_of", "tabulate"]
 
 Entry = dict[str, Any]
+_Getter = Callable[[str], Sequence[Any]]
 
 STATES = ("scheduled", "started", "completed")
-
-# What stands in a dump of some version, and in hardly any other file.
-KEYS = (
-    "comm_lib_version",
-    "entries",
-    "nccl_comm_state",
-    "nccl_version",
-    "pg_config",
-    "pg_status",
-    "profiling_name",
-    "record_id",
-    "seq_id",
-)
 
 # The columns of an answer in their order, with their type codes.
 COLUMNS = {
@@ -85,62 +67,13 @@ _DEFAULTS: Mapping[str, Any] = {
     "is_p2p": None,
 }
 
-_WRONG = (AttributeError, KeyError, OverflowError, TypeError, ValueError)
-
 _P2P = re.compile(r"(?:^|:)(?:send|recv)\b")
 
-_TEXT_LIMIT = 1000
-
-_NO_TABLES: Mapping[str, Any] = {"is_numbered": True, "kinds": [], "shapes": []}
-
-
-class NotADumpError(Exception):
-    """
-    The file holds something else.
-    """
-
-
-def describe(value: Any) -> tuple[dict[str, Any], list[Any]]:
-    """
-    What does a dump say about itself, and which records does it hold?
-
-    Args:
-        value: What the file holds: a dictionary, or (up to torch 2.2) the
-            bare list of records.
-
-    Returns:
-        Version, configurations and counters of the process groups, fit for
-        JSON; and the records, unchecked.
-
-    Raises:
-        NotADumpError: *value* is something else.
-    """
-    if isinstance(value, list):
-        value = {"entries": value}
-        if not any(isinstance(e, dict) for e in value["entries"]):
-            msg = "it holds a list, but not of records"
-            raise NotADumpError(msg)
-
-    if not isinstance(value, dict) or not (
-        {"entries", "pg_config", "pg_status"} & value.keys()
-    ):
-        msg = "it does not hold what the Flight Recorder writes"
-        raise NotADumpError(msg)
-
-    entries = value.get("entries") or []
-    if not isinstance(entries, list):
-        msg = "its entries are not a list"
-        raise NotADumpError(msg)
-
-    version = value.get("version")
-    library = value.get("comm_lib_version") or value.get("nccl_version")
-    header = {
-        "version": version[:20] if isinstance(version, str) else "",
-        "comm_lib_version": library[:20] if isinstance(library, str) else "",
-        "configs": list(_configs(value.get("pg_config"))),
-        "status": dict(_status(value.get("pg_status"))),
-    }
-    return header, entries
+_NO_TABLES: Mapping[str, Any] = {
+    "is_numbered": True,
+    "kinds": [],
+    "shapes": [],
+}
 
 
 def tabulate(
@@ -164,17 +97,12 @@ def tabulate(
         return dict(_NO_TABLES), [b""] * len(COLUMNS), []
 
     try:
-        kept = _oldest_first(entries)
-        return *_columns(kept, strict=strict), kept
-    except _WRONG:
+        return _in_order(entries, strict=strict)
+    except WRONG:
         filled = [_filled(e) for e in entries if isinstance(e, dict)]
         kept = [entry for entry in filled if _is_sound(entry, strict=strict)]
 
-    if not kept:
-        return tabulate([])
-
-    kept = _oldest_first(kept)
-    return *_columns(kept, strict=strict), kept
+    return _in_order(kept, strict=strict) if kept else tabulate([])
 
 
 def frames_of(entry: Entry) -> list[tuple[str, str, int]]:
@@ -183,7 +111,7 @@ def frames_of(entry: Entry) -> list[tuple[str, str, int]]:
     """
     frames = entry.get("frames")
     return [
-        (f["name"][:_TEXT_LIMIT], f["filename"][:_TEXT_LIMIT], f["line"])
+        (f["name"][:TEXT_LIMIT], f["filename"][:TEXT_LIMIT], f["line"])
         for f in (frames if isinstance(frames, list) else ())
         if isinstance(f, dict)
         and isinstance(f.get("name"), str)
@@ -207,79 +135,75 @@ def _filled(entry: Entry) -> Entry:
 def _is_sound(entry: Entry, *, strict: bool) -> bool:
     try:
         _columns([entry], strict=strict)
-    except _WRONG:
+    except WRONG:
         return False
 
     return True
 
 
-def _oldest_first(entries: list[Entry]) -> list[Entry]:
-    if "record_id" not in entries[0]:
-        return entries
+def _in_order(
+    entries: list[Entry], *, strict: bool
+) -> tuple[dict[str, Any], list[bytes], list[Entry]]:
+    tables, columns, ids = _columns(entries, strict=strict)
+    if ids == sorted(ids):
+        return tables, columns, entries
 
-    ids = list(map(itemgetter("record_id"), entries))
-    if None in ids or not any(map(lt, ids[1:], ids)):
-        return entries
-
-    return sorted(entries, key=itemgetter("record_id"))
+    entries = sorted(entries, key=itemgetter("record_id"))
+    return *_columns(entries, strict=strict)[:2], entries
 
 
 def _columns(
     entries: list[Entry], *, strict: bool
-) -> tuple[dict[str, Any], list[bytes]]:
+) -> tuple[dict[str, Any], list[bytes], list[int]]:
     """
-    The fast path; raises one of `_WRONG` if any record does not fit.
+    The fast path; raises one of `WRONG` if any record does not fit.
     """
-    first = entries[0]
+    seq = "collective_seq_id"
+    if seq not in entries[0]:
+        seq = "seq_id"
+    # All fields of a record at once, because records are far apart in memory.
+    present = [seq, *(key for key in _DEFAULTS if key in entries[0])]
+    rows = map(itemgetter(*present, "profiling_name"), entries)
+    fields = dict.fromkeys(_DEFAULTS, ()) | dict(
+        zip((*present, "profiling_name"), zip(*rows, strict=True), strict=True)
+    )
 
-    def get(key: str) -> Iterator[Any]:
-        if key in first:
-            return map(itemgetter(key), entries)
+    def get(key: str) -> Sequence[Any]:
+        return fields[key] or [_DEFAULTS[key]] * len(entries)
 
-        return repeat(_DEFAULTS[key], len(entries))
-
-    seq = "collective_seq_id" if "collective_seq_id" in first else "seq_id"
     kinds, kind = _interned(_raw_kinds(get))
     shapes, shape = _interned(_raw_shapes(get, strict=strict))
     tables: dict[str, Any] = {
-        "is_numbered": first.get("record_id") is not None,
+        "is_numbered": None not in get("record_id"),
         "kinds": [_kind(*raw) for raw in kinds],
         "shapes": [_shape(marshal.loads(raw)) for raw in shapes],  # noqa: S302
     }
-    seqs = list(map(itemgetter(seq), entries))
-    ids = list(get("record_id"))
+    ids = list(get("record_id") if tables["is_numbered"] else range(len(kind)))
     numbers = [
-        range(len(ids)) if None in ids else ids,
-        seqs,
-        _p2p_seqs(list(get("p2p_seq_id")), seqs, kind, tables["kinds"]),
-        list(get("op_id")),
+        ids,
+        get(seq),
+        _p2p_seqs(get("p2p_seq_id"), get(seq), kind, tables["kinds"]),
+        get("op_id"),
         _or_zero(get("time_created_ns")),
         _or_zero(get("time_discovered_started_ns")),
         _or_zero(get("time_discovered_completed_ns")),
     ]
-    columns = [
-        array("i", kind),
-        array("i", shape),
-        *(array("q", column) for column in numbers),
-        _durations(entries),
-    ]
-    return tables, [_little_endian(column) for column in columns]
+    columns = [kind, shape, *numbers, _durations(entries)]
+    codes = COLUMNS.values()
+    packed = [_packed(*pair) for pair in zip(codes, columns, strict=True)]
+    return tables, packed, ids
 
 
-def _interned(raw: Iterable[Any]) -> tuple[dict[Any, int], list[int]]:
+def _interned(values: Iterable[Any]) -> tuple[dict[Any, int], list[int]]:
     """
     Number the different values by their first appearance.
     """
-    values = list(raw)
-    codes = dict.fromkeys(values, 0)
-    for code, value in enumerate(codes):
-        codes[value] = code
-
+    codes: dict[Any, int] = defaultdict(count().__next__)
     return codes, list(map(codes.__getitem__, values))
 
 
-def _raw_kinds(get: Callable[[str], Iterator[Any]]) -> Iterator[Any]:
-    groups = list(get("process_group"))
+def _raw_kinds(get: _Getter) -> Iterator[Any]:
+    groups = get("process_group")
     if isinstance(groups[0], list):
         # JSON has no tuples, and lists cannot be keys.
         groups = list(map(tuple, groups))
@@ -313,20 +237,18 @@ def _kind(  # noqa: PLR0913, PLR0917
         is_p2p = _P2P.search(op) is not None
 
     return (
-        _text(name),
-        _text(desc),
-        _number(pg_id, bits=31),
-        _text(op),
+        text(name),
+        text(desc),
+        number(pg_id, bits=31),
+        text(op),
         STATES.index(state) if state in STATES else 0,
         bool(retired),
         bool(is_p2p),
-        _number(timeout_ms or 0),
+        number(timeout_ms or 0),
     )
 
 
-def _raw_shapes(
-    get: Callable[[str], Iterator[Any]], *, strict: bool
-) -> Iterator[bytes]:
+def _raw_shapes(get: _Getter, *, strict: bool) -> Iterator[bytes]:
     """
     Make shapes, which are lists of lists, fit to be keys.
 
@@ -348,22 +270,19 @@ def _raw_shapes(
 def _shape(raw: Any) -> tuple[Any, ...]:
     sizes_in, dtypes_in, sizes_out, dtypes_out = raw
     return (
-        [
-            [_number(n) for n in _sequence(size)]
-            for size in _sequence(sizes_in)
-        ],
-        [_text(dtype) for dtype in _sequence(dtypes_in)],
-        [
-            [_number(n) for n in _sequence(size)]
-            for size in _sequence(sizes_out)
-        ],
-        [_text(dtype) for dtype in _sequence(dtypes_out)],
+        [[number(n) for n in sequence(size)] for size in sequence(sizes_in)],
+        [text(dtype) for dtype in sequence(dtypes_in)],
+        [[number(n) for n in sequence(size)] for size in sequence(sizes_out)],
+        [text(dtype) for dtype in sequence(dtypes_out)],
     )
 
 
 def _p2p_seqs(
-    found: list[Any], seqs: list[int], kind: list[int], kinds: list[Any]
-) -> list[int]:
+    found: Sequence[Any],
+    seqs: Sequence[int],
+    kind: list[int],
+    kinds: list[Any],
+) -> Sequence[int]:
     """
     Early formats have one counter for both sorts of operations.
     """
@@ -376,86 +295,26 @@ def _p2p_seqs(
     ]
 
 
-def _durations(entries: list[Entry]) -> array[float]:
+def _durations(entries: list[Entry]) -> Sequence[float]:
     """
     Only what was timed and completed has a duration.
     """
-    found = list(map(dict.get, entries, repeat("duration_ms")))
-    if not any(found):
-        return array("d", [nan]) * len(found)
+    if not any(map(dict.__contains__, entries, repeat("duration_ms"))):
+        return [nan] * len(entries)
 
-    return array("d", [nan if x is None else x for x in found])
-
-
-def _configs(data: Any) -> Iterator[tuple[str, str, str]]:
-    """
-    Name, description, and ranks of each group, as ``"[0, 1]"``.
-    """
-    for key, config in data.items() if isinstance(data, dict) else ():
-        if not isinstance(config, dict):
-            continue
-
-        ranks = config.get("ranks", "")
-        try:
-            if not isinstance(ranks, str):
-                ranks = str([_number(rank, bits=31) for rank in ranks])
-            yield (
-                _text(config.get("name", key)),
-                _text(config.get("desc", "")),
-                ranks,
-            )
-        except _WRONG:
-            continue
+    found = map(dict.get, entries, repeat("duration_ms"))
+    return [nan if duration is None else duration for duration in found]
 
 
-def _status(data: Any) -> Iterator[tuple[int, tuple[int, ...]]]:
-    """
-    The counters of each group, by its number in the process.
-    """
-    for key, status in data.items() if isinstance(data, dict) else ():
-        try:
-            yield (
-                _number(int(key), bits=31),
-                tuple(
-                    # JSON has them as strings.
-                    _number(int(status[f"last_{what}_collective"]))
-                    for what in ("enqueued", "started", "completed")
-                ),
-            )
-        except _WRONG:
-            continue
+def _or_zero(column: Sequence[Any]) -> Sequence[int]:
+    if all(column):
+        return column
+
+    # Most columns are either full or empty.
+    return (
+        [value or 0 for value in column] if any(column) else [0] * len(column)
+    )
 
 
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        msg = "not a string"
-        raise TypeError(msg)
-
-    return value[:_TEXT_LIMIT]
-
-
-def _number(value: Any, *, bits: int = 63) -> int:
-    if not isinstance(value, int) or not -(1 << bits) <= value < 1 << bits:
-        msg = "not a number of this size"
-        raise TypeError(msg)
-
-    return value
-
-
-def _sequence(value: Any) -> list[Any] | tuple[Any, ...]:
-    if not isinstance(value, list | tuple):
-        msg = "not a list"
-        raise TypeError(msg)
-
-    return value
-
-
-def _or_zero(column: Iterable[Any]) -> list[int]:
-    return [value or 0 for value in column]
-
-
-def _little_endian(column: array[Any]) -> bytes:
-    if sys.byteorder == "big":
-        column.byteswap()
-
-    return column.tobytes()
+def _packed(code: str, column: Sequence[Any]) -> bytes:
+    return struct.pack(f"<{len(column)}{code}", *column)

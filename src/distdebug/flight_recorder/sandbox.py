@@ -23,10 +23,11 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, as_completed
 from contextlib import suppress
+from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from .decode import LENGTHS, pack
+from .decode import LENGTHS, Message, pack
 
 
 __all__ = ["TIME_LIMIT_S", "decode_batch", "decode_files", "decode_frames"]
@@ -39,6 +40,7 @@ TIME_LIMIT_S = 60.0
 _AHEAD = 2
 
 _BATCH = 32
+_MESSAGE_LIMIT = 1 << 30
 _PIPE_SIZE = 1 << 20
 
 # Our own modules, without the package around them and what it imports.
@@ -57,7 +59,7 @@ def decode_files(
     *,
     executor: Executor | None = None,
     time_limit_s: float = TIME_LIMIT_S,
-) -> Iterator[tuple[str, bytes]]:
+) -> Iterator[tuple[str, Message]]:
     """
     Decode files in child processes.
 
@@ -83,7 +85,7 @@ def decode_files(
 
 def decode_batch(
     paths: Sequence[str], time_limit_s: float = TIME_LIMIT_S
-) -> list[tuple[str, bytes]]:
+) -> list[tuple[str, Message]]:
     """
     Decode some files in one child process.
 
@@ -94,7 +96,7 @@ def decode_batch(
 
 def decode_frames(
     path: str, rows: Sequence[int], time_limit_s: float = TIME_LIMIT_S
-) -> bytes:
+) -> Message:
     """
     Read the stacks of some records of a file.
 
@@ -115,7 +117,7 @@ def _cores() -> int:
 
 def _decode_elsewhere(
     paths: Sequence[str], executor: Executor, time_limit_s: float
-) -> Iterator[tuple[str, bytes]]:
+) -> Iterator[tuple[str, Message]]:
     batches = [paths[i : i + _BATCH] for i in range(0, len(paths), _BATCH)]
     futures = {
         executor.submit(decode_batch, batch, time_limit_s): batch
@@ -140,49 +142,48 @@ def _decode(
     extra: dict[str, Any],
     children: int,
     time_limit_s: float,
-) -> Iterator[tuple[str, bytes]]:
+) -> Iterator[tuple[str, Message]]:
     """
     Keep some children busy until every file has an answer.
     """
     todo = deque(paths)
     crew: list[_Child] = []
-    try:
-        while todo or crew:
-            while todo and len(crew) < children:
-                try:
-                    crew.append(_Child(extra, time_limit_s))
-                except OSError as exc:
-                    reason = f"no process could be started for it: {exc}"
-                    yield todo.popleft(), _failure(reason)
+    with selectors.DefaultSelector() as selector:
+        try:
+            while todo or crew:
+                while todo and len(crew) < children:
+                    try:
+                        crew.append(_Child(extra, time_limit_s))
+                    except OSError as exc:
+                        reason = f"no process could be started for it: {exc}"
+                        yield todo.popleft(), _failure(reason)
+                        continue
+
+                    selector.register(crew[-1], selectors.EVENT_READ)
+                for child in crew:
+                    child.feed(todo)
+                _listen(crew, selector)
+                for child in list(crew):
+                    yield from child.answers()
+                    if child.is_done:
+                        selector.unregister(child)
+                        crew.remove(child)
+                        child.close()
+                        # What it had not begun with is for another one.
+                        todo.extendleft(reversed(child.asked))
+        finally:
+            # Also if the caller was interrupted: no child outlives this call.
             for child in crew:
-                child.feed(todo)
-            _listen(crew)
-            for child in list(crew):
-                yield from child.answers()
-                if child.is_done:
-                    child.close()
-                    crew.remove(child)
-                    # What it had not begun with is for another one.
-                    todo.extendleft(reversed(child.asked))
-    finally:
-        # Also if the caller was interrupted: no child outlives this call.
-        for child in crew:
-            child.close()
+                child.close()
 
 
-def _listen(crew: list[_Child]) -> None:
+def _listen(crew: list[_Child], selector: selectors.BaseSelector) -> None:
     """
     Wait until a child has something to say, or takes too long.
     """
-    with selectors.DefaultSelector() as selector:
-        for child in crew:
-            selector.register(child, selectors.EVENT_READ)
-        deadline = min((c.deadline for c in crew), default=0.0)
-        ready = {
-            key.fileobj
-            for key, _ in selector.select(max(deadline - time.monotonic(), 0))
-        }
-
+    deadline = min((child.deadline for child in crew), default=0.0)
+    timeout = max(deadline - time.monotonic(), 0)
+    ready = {key.fileobj for key, _ in selector.select(timeout)}
     now = time.monotonic()
     for child in crew:
         if child in ready:
@@ -210,7 +211,8 @@ class _Child:
         self.failure: str | None = None
         self.is_done = False
         self._extra = extra
-        self._received = bytearray()
+        self._inbox = _Inbox()
+        self._answered: list[Message] = []
         self._process = subprocess.Popen(
             [
                 sys.executable,
@@ -223,6 +225,7 @@ class _Child:
             stderr=subprocess.DEVNULL,
             bufsize=0,
         )
+        os.set_blocking(self.fileno(), False)
         _widen(self.fileno())
 
     def fileno(self) -> int:
@@ -254,19 +257,25 @@ class _Child:
         """
         Take what it has sent.
         """
-        data = os.read(self.fileno(), _PIPE_SIZE)
-        if data:
-            self._received += data
-        else:
+        # Without a buffer it is a raw file.
+        pipe = cast("FileIO", self._process.stdout)
+        try:
+            while size := pipe.readinto(self._inbox.space):
+                self._answered += self._inbox.filled(size)
+        except ValueError as exc:
+            self.failure = str(exc)
+            return
+
+        if size == 0:
             self.failure = _obituary(self._process.wait())
 
-    def answers(self) -> Iterator[tuple[str, bytes]]:
+    def answers(self) -> Iterator[tuple[str, Message]]:
         """
         What it has answered by now, as far as it is complete.
         """
-        while self.asked and (message := self._message()):
+        while self.asked and self._answered:
             self.deadline = time.monotonic() + self.limit_s
-            yield self.asked.popleft(), message
+            yield self.asked.popleft(), self._answered.pop(0)
 
         if self.failure is not None and self.asked:
             yield self.asked.popleft(), _failure(self.failure)
@@ -283,18 +292,47 @@ class _Child:
                 pipe.close()
         self._process.wait()
 
-    def _message(self) -> bytes | None:
-        start = LENGTHS.size
-        if len(self._received) < start:
-            return None
 
-        end = start + sum(LENGTHS.unpack_from(self._received))
-        if len(self._received) < end:
-            return None
+class _Inbox:
+    """
+    Messages that arrive in pieces, each put straight to its place.
 
-        message = bytes(self._received[:end])
-        del self._received[:end]
-        return message
+    Attributes:
+        space: Where the next piece goes.
+    """
+
+    space: memoryview
+
+    def __init__(self) -> None:
+        self._message = bytearray(LENGTHS.size)
+        self.space = memoryview(self._message)
+
+    def filled(self, size: int) -> list[Message]:
+        """
+        Count a piece of *size* bytes, and return what is whole by now.
+        """
+        self.space = self.space[size:]
+        if self.space:
+            return []
+
+        lengths = sum(LENGTHS.unpack_from(self._message))
+        if lengths > _MESSAGE_LIMIT:
+            msg = "it was decoded to more than a dump can hold"
+            raise ValueError(msg)
+
+        if len(self._message) == LENGTHS.size:
+            # Lengths are followed by the rest of the message …
+            message = bytearray(LENGTHS.size + lengths)
+            message[: LENGTHS.size] = self._message
+            self._message = message
+            self.space = memoryview(self._message)[LENGTHS.size :]
+            return []
+
+        # … and that by the lengths of the next one.
+        message = self._message
+        self._message = bytearray(LENGTHS.size)
+        self.space = memoryview(self._message)
+        return [message]
 
 
 def _widen(fd: int) -> None:
