@@ -166,6 +166,14 @@ class TestSalvaged:
 
         assert {"version": "2.10"} == value
 
+    def test_odd_key(self):
+        """
+        What is not called by a name is left out.
+        """
+        raw = pickle.dumps({1: 2, "version": "2.10"}, 2)
+
+        assert {"version": "2.10"} == load_plain(raw[:-2]).value
+
     def test_something_else(self):
         """
         Of other data nothing is salvaged.

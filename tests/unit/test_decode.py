@@ -180,6 +180,17 @@ class TestHostile:
         assert "alien" == header["failure"]
         assert "posix.mkdir" in header["reason"]
 
+    def test_large_dump_of_something(self, tmp_path):
+        """
+        Of other pickles only the beginning is read.
+        """
+        raw = pickle.dumps({"weights": list(range(100_000))}, 2)
+
+        assert (
+            "it is not a Flight Recorder dump"
+            == (ask_bytes(tmp_path, raw)["reason"])
+        )
+
     def test_persistent_id(self, tmp_path):
         """
         References to objects outside of the file are refused.

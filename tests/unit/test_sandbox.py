@@ -158,6 +158,39 @@ class TestChild:
             reasons.values()
         )
 
+    @pytest.mark.parametrize(
+        ("output", "reason"),
+        [
+            (b"\xff" * 8, "it was decoded to nonsense: 8,589,934,590 bytes"),
+            (b"\x00" * 8, "it was decoded to nonsense: 0 bytes"),
+            (b"\x01", "it takes more than 0.5 s to decode"),
+        ],
+    )
+    def test_talks_nonsense(self, paths, monkeypatch, output, reason):
+        """
+        A child that was taken over can neither fill memory nor block.
+        """
+        program(
+            monkeypatch,
+            f"import sys, time; sys.stdout.buffer.write({output!r}); "
+            "sys.stdout.flush(); time.sleep(600)",
+        )
+
+        reasons = reasons_of(decode_batch(paths[:2], time_limit_s=0.5))
+
+        assert [reason] * 2 == list(reasons.values())
+
+    def test_goes_silent(self, paths, monkeypatch):
+        """
+        A child that closes its output and lives on is not waited for.
+        """
+        monkeypatch.setattr(sandbox, "_PATIENCE_S", 0.1)
+        program(monkeypatch, "import os, time; os.close(1); time.sleep(600)")
+
+        reasons = reasons_of(decode_batch(paths[:1]))
+
+        assert "the process that decoded it went silent" == reasons[paths[0]]
+
     def test_cannot_start(self, paths, monkeypatch):
         """
         Without an interpreter there is a reason for each file.
@@ -173,7 +206,7 @@ class TestChild:
         """
         Signals without a name have a number.
         """
-        assert "killed by signal 250" in sandbox._obituary(-250)
+        assert "signal 250" == sandbox._signal(250)
 
     def test_does_not_outlive(self, paths, monkeypatch):
         """

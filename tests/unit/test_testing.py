@@ -399,6 +399,16 @@ class TestMakeDumps:
 
 
 class TestTorchPickle:
+    @pytest.mark.parametrize(
+        "value",
+        [0, 255, 256, 65535, 65536, -1, 2**31, -(2**31), -(2**31) - 1, "", []],
+    )
+    def test_values(self, value):
+        """
+        Whatever it holds, a pickle is read as what was written.
+        """
+        assert [value] == pickle.loads(torch_pickle([value]))
+
     def test_opcodes(self, job):
         """
         Nothing but the opcodes of genuine dumps is used.

@@ -43,6 +43,9 @@ _BATCH = 32
 _MESSAGE_LIMIT = 1 << 30
 _PIPE_SIZE = 1 << 20
 
+# Between the end of its output and the end of a process.
+_PATIENCE_S = 2.0
+
 # Our own modules, without the package around them and what it imports.
 _PROGRAM = """
 import sys, types
@@ -267,7 +270,7 @@ class _Child:
             return
 
         if size == 0:
-            self.failure = _obituary(self._process.wait())
+            self.failure = self._obituary()
 
     def answers(self) -> Iterator[tuple[str, Message]]:
         """
@@ -282,15 +285,25 @@ class _Child:
 
         self.is_done = self.failure is not None or not self.asked
 
+    def _obituary(self) -> str:
+        try:
+            status = self._process.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            return "the process that decoded it went silent"
+
+        if status >= 0:
+            return f"the process that decoded it ended with status {status}"
+
+        return f"the process that decoded it was killed by {_signal(-status)}"
+
     def close(self) -> None:
         """
         End the process, whatever it is doing.
         """
         self._process.kill()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe:
-                pipe.close()
-        self._process.wait()
+        # Leaving its context closes the pipes and reaps it.
+        with self._process:
+            pass
 
 
 class _Inbox:
@@ -316,8 +329,8 @@ class _Inbox:
             return []
 
         lengths = sum(LENGTHS.unpack_from(self._message))
-        if lengths > _MESSAGE_LIMIT:
-            msg = "it was decoded to more than a dump can hold"
+        if not 0 < lengths <= _MESSAGE_LIMIT:
+            msg = f"it was decoded to nonsense: {lengths:,} bytes"
             raise ValueError(msg)
 
         if len(self._message) == LENGTHS.size:
@@ -346,15 +359,11 @@ def _widen(fd: int) -> None:
             fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
 
 
-def _obituary(status: int) -> str:
-    if status >= 0:
-        return f"the process that decoded it ended with status {status}"
-
-    with suppress(ValueError):
-        name = signal.Signals(-status).name
-        return f"the process that decoded it was killed by {name}"
-
-    return f"the process that decoded it was killed by signal {-status}"
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _failure(reason: str) -> bytes:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import attrs
 
-from ...findings import Cause, Location
+from ...findings import Cause, Confidence, Location
 from ...location import user_location
 from .call import Call, describe_call
 from .job import Job
@@ -39,8 +39,9 @@ class Mismatch:
 
         culprits: The ranks that differ from the majority, ascending.
 
-        is_decided: Whether there is a majority, or other proof of who is
-            wrong; otherwise *culprits* holds both sides.
+        confidence: ``"certain"`` if there is a majority, ``"likely"`` if habit
+            tells who is wrong, otherwise ``"possible"``: then *culprits* holds
+            both sides.
 
         theirs: What the culprits called.
 
@@ -57,7 +58,7 @@ class Mismatch:
     cause: Cause
     seq: int
     culprits: tuple[int, ...]
-    is_decided: bool
+    confidence: Confidence
     theirs: Call
     expected: Call
     rows: tuple[tuple[int, int], ...]
@@ -146,7 +147,7 @@ def _kinds(rows: Mapping[int, int], job: Job) -> list[tuple[Call, list[int]]]:
 
 
 def _judge(at: _Meeting, kinds: Sequence[tuple[Call, list[int]]]) -> Mismatch:
-    kinds, is_decided = _order_by_trust(at, kinds)
+    kinds, confidence = _order_by_trust(at, kinds)
     (expected, right), (theirs, wrong) = kinds[0], kinds[1]
     good, bad = right[0], wrong[0]
     mine, others = at.place(bad), at.place(good)
@@ -162,8 +163,10 @@ def _judge(at: _Meeting, kinds: Sequence[tuple[Call, list[int]]]) -> Mismatch:
         group=at.group,
         cause=cause,
         seq=at.seq,
-        culprits=tuple(sorted(culprits if is_decided else at.rows)),
-        is_decided=is_decided,
+        culprits=tuple(
+            sorted(at.rows if confidence == "possible" else culprits)
+        ),
+        confidence=confidence,
         theirs=theirs,
         expected=expected,
         rows=((bad, at.rows[bad]), (good, at.rows[good])),
@@ -174,13 +177,13 @@ def _judge(at: _Meeting, kinds: Sequence[tuple[Call, list[int]]]) -> Mismatch:
 
 def _order_by_trust(
     at: _Meeting, kinds: Sequence[tuple[Call, list[int]]]
-) -> tuple[list[tuple[Call, list[int]]], bool]:
+) -> tuple[list[tuple[Call, list[int]]], Confidence]:
     """
-    Put the party that is right first; say whether that is sure.
+    Put the party that is right first; say how sure that is.
     """
     ordered = list(kinds)
     if len(kinds[0][1]) > len(kinds[1][1]):
-        return ordered, True
+        return ordered, "certain"
 
     # As many against as many: what was never called before is the odd one.
     habits = [
@@ -188,11 +191,11 @@ def _order_by_trust(
         for _, ranks in kinds[:2]
     ]
     if habits[0] == habits[1]:
-        return ordered, False
+        return ordered, "possible"
     if habits[0] < habits[1]:
         ordered[:2] = ordered[1::-1]
 
-    return ordered, len(kinds) == 2
+    return ordered, "likely" if len(kinds) == 2 else "possible"
 
 
 def _kind_of(

@@ -146,6 +146,7 @@ class Signatures:
         self.operations = [parse_operation(op) for op in ops]
         self._amounts = [_amount(shape) for shape in shapes]
         self._width = max(len(shapes), 1)
+        self._columns: dict[str, NDArray[np.bool_]] = {}
         self._codes: dict[object, int] = {}
         self._keys = np.empty(0, np.int64)
         self._values = np.empty(0, np.int64)
@@ -153,10 +154,16 @@ class Signatures:
     def column(self, attribute: str) -> NDArray[np.bool_]:
         """
         One truth per operation code.
+
+        Args:
+            attribute: Of :class:`Operation`, such as ``"is_send"``.
         """
-        return np.array(
-            [getattr(op, attribute) for op in self.operations], np.bool_
-        )
+        # Every rank asks, and a large job has an operation per pair of ranks.
+        if attribute not in self._columns:
+            self._columns[attribute] = np.array(
+                [getattr(op, attribute) for op in self.operations], np.bool_
+            )
+        return self._columns[attribute]
 
     def of(
         self, op: NDArray[np.int32], shape: NDArray[np.int32]

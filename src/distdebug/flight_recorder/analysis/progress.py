@@ -45,6 +45,8 @@ class Position:
 
         row: Position of its record; -1 if there is none.
 
+        last_row: Position of the record of *last*; -1 if there is none.
+
         is_final: Whether *last* is the last thing that the rank recorded.
 
         status: The counters that torch keeps, if they tell of collectives.
@@ -57,6 +59,7 @@ class Position:
     sync_done: int = 0
     pending: int = 0
     row: int = -1
+    last_row: int = -1
     is_final: bool = False
     status: GroupStatus | None = None
 
@@ -288,6 +291,7 @@ def _position(
         sync_done=int(sync[-1]) if len(sync) else 0,
         pending=int(s.seq[at]) if has_pending else 0,
         row=int(s.row[at]) if has_pending else -1,
+        last_row=int(s.row[-1]),
         is_final=int(s.row[-1]) == newest,
         status=status,
     )

@@ -8,6 +8,8 @@ entered and that do not complete all the same.
 
 from __future__ import annotations
 
+import math
+
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
@@ -71,7 +73,7 @@ def find_roots(
     edges = link(calls)
     age = {i: since_ns(c, dumps) for i, c in enumerate(calls)}
     inside = {rank for c in calls for rank in c.waiting}
-    roots = list(_not_arrived(calls, inside, age))
+    roots = list(_not_arrived(calls, inside, age, states))
     ends = sinks(components(edges), edges)
     by_age = [sorted(part, key=age.__getitem__) for part in ends]
     away = {r for root in roots for r in root.ranks}
@@ -85,7 +87,10 @@ def find_roots(
 
 
 def _not_arrived(
-    calls: Sequence[StuckCall], inside: set[int], age: dict[int, int]
+    calls: Sequence[StuckCall],
+    inside: set[int],
+    age: dict[int, int],
+    states: Sequence[GroupState],
 ) -> Iterable[Root]:
     """
     Ranks that should be in a call and are in none.
@@ -99,8 +104,25 @@ def _not_arrived(
         yield Root(
             cause=Cause.RANK_NOT_ARRIVED,
             ranks=tuple(sorted({r for away in found.values() for r in away})),
-            calls=tuple(sorted(found, key=age.__getitem__)),
+            calls=tuple(
+                sorted(found, key=lambda i: (_visit(calls[i], states), age[i]))
+            ),
         )
+
+
+def _visit(call: StuckCall, states: Sequence[GroupState]) -> float:
+    """
+    When the absent ranks were in the group last, by their own records.
+
+    Loops visit their groups in turn: a late rank would have entered next where
+    it was least recently.
+    """
+    if call.p2p:
+        return -1
+
+    positions = states[call.group].positions
+    rows = [positions[r].last_row for r in call.absent]
+    return min((row for row in rows if row >= 0), default=math.inf)
 
 
 def _end(

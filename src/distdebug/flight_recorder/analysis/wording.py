@@ -155,7 +155,7 @@ def explain_mismatch(job: Job, found: Mismatch) -> Finding:
         cause=found.cause,
         ranks=found.culprits,
         summary=_mismatch_summary(found, group),
-        confidence="certain" if found.is_decided else "possible",
+        confidence=found.confidence,
         remedy=_REMEDY.get(found.cause),
         group=group,
         collective=CollectiveRef(op=found.expected.op, seq=found.seq),
@@ -169,7 +169,7 @@ def explain_mismatch(job: Job, found: Mismatch) -> Finding:
 def _mismatch_summary(found: Mismatch, group: GroupRef) -> str:
     who = ranks_text(found.culprits)
     where = f"call #{found.seq} of group {str(group)!r}"
-    if not found.is_decided:
+    if found.confidence == "possible":
         return (
             f"{who} do not agree on {where}: {found.theirs} against "
             f"{found.expected}; it cannot be told who is wrong"
