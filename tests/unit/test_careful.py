@@ -9,7 +9,7 @@ import tracemalloc
 
 import pytest
 
-from distdebug.flight_recorder.careful import load_plain
+from distdebug.flight_recorder.reading.careful import load_plain
 from distdebug.testing import SimulatedJob, plain_dump
 from distdebug.testing.torch_pickle import torch_pickle
 

@@ -11,8 +11,8 @@ import sys
 
 import pytest
 
-from distdebug.flight_recorder import crash_signals
-from distdebug.flight_recorder.c_signals import (
+from distdebug.flight_recorder.recording import crash_signals
+from distdebug.flight_recorder.recording.c_signals import (
     address_of,
     disposition,
     get_handler,
@@ -20,7 +20,7 @@ from distdebug.flight_recorder.c_signals import (
     save_action,
     set_handler,
 )
-from distdebug.flight_recorder.crash_signals import (
+from distdebug.flight_recorder.recording.crash_signals import (
     catch_sigabrt,
     catch_sigterm,
     close,

@@ -13,8 +13,13 @@ import sys
 
 import pytest
 
-from distdebug.flight_recorder import decode
-from distdebug.flight_recorder.decode import LENGTHS, answer, main, pack
+from distdebug.flight_recorder.reading import decode
+from distdebug.flight_recorder.reading.decode import (
+    LENGTHS,
+    answer,
+    main,
+    pack,
+)
 from distdebug.testing import SimulatedJob, make_dumps, plain_dump
 from distdebug.testing.torch_pickle import torch_pickle
 

@@ -10,8 +10,12 @@ from array import array
 
 import pytest
 
-from distdebug.flight_recorder.extract import COLUMNS, frames_of, tabulate
-from distdebug.flight_recorder.header import NotADumpError, describe
+from distdebug.flight_recorder.reading.extract import (
+    COLUMNS,
+    frames_of,
+    tabulate,
+)
+from distdebug.flight_recorder.reading.header import NotADumpError, describe
 from distdebug.testing import SimulatedJob, plain_dump
 
 

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from distdebug.flight_recorder.limits import limit_process
+from distdebug.flight_recorder.reading.limits import limit_process
 
 
 resource = pytest.importorskip("resource")
@@ -23,7 +23,7 @@ def run(code):
         [
             sys.executable,
             "-c",
-            "from distdebug.flight_recorder import limits\n"
+            "from distdebug.flight_recorder.reading import limits\n"
             "import resource\n" + code,
         ],
         capture_output=True,

@@ -12,17 +12,17 @@ import pytest
 
 from distdebug.errors import NotRecordingError, RecorderError
 from distdebug.flight_recorder import dump as dump_module
-from distdebug.flight_recorder.describe import describe_process
 from distdebug.flight_recorder.dump import dump_flight_recorder, write_dump
-from distdebug.flight_recorder.plan import plan_flight_recorder
-from distdebug.flight_recorder.recording import (
+from distdebug.flight_recorder.recording.current import (
     Recording,
     begin_recording,
     current_recording,
     end_recording,
 )
-from distdebug.flight_recorder.symbolizer import without_inductor
-from distdebug.flight_recorder.trace import is_in_flight, read_trace
+from distdebug.flight_recorder.recording.describe import describe_process
+from distdebug.flight_recorder.recording.plan import plan_flight_recorder
+from distdebug.flight_recorder.recording.symbolizer import without_inductor
+from distdebug.flight_recorder.recording.trace import is_in_flight, read_trace
 
 
 pytestmark = pytest.mark.usefixtures("rank_3")

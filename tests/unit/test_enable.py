@@ -19,8 +19,8 @@ from distdebug.flight_recorder.enable import (
     disable_flight_recorder,
     enable_flight_recorder,
 )
-from distdebug.flight_recorder.recording import current_recording
-from distdebug.flight_recorder.variables import VARIABLES
+from distdebug.flight_recorder.recording.current import current_recording
+from distdebug.flight_recorder.recording.variables import VARIABLES
 
 
 NAME = "TORCH_FR_BUFFER_SIZE"

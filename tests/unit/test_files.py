@@ -9,7 +9,7 @@ import os
 
 import pytest
 
-from distdebug.flight_recorder.files import find_files, parse_name
+from distdebug.flight_recorder.reading.files import find_files, parse_name
 from distdebug.flight_recorder.sidecar import SIDECAR_SUFFIX, Sidecar
 
 

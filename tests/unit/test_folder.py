@@ -11,7 +11,10 @@ from types import SimpleNamespace
 import pytest
 
 from distdebug.errors import RecorderError
-from distdebug.flight_recorder.folder import default_root, make_folder
+from distdebug.flight_recorder.recording.folder import (
+    default_root,
+    make_folder,
+)
 
 
 @pytest.fixture

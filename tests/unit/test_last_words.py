@@ -12,20 +12,20 @@ from types import SimpleNamespace
 
 import pytest
 
-from distdebug.flight_recorder import complaints, extras, last_words
-from distdebug.flight_recorder.extras import Extras
-from distdebug.flight_recorder.last_words import (
+from distdebug.flight_recorder.recording import complaints, extras, last_words
+from distdebug.flight_recorder.recording.current import (
+    Recording,
+    begin_recording,
+    end_recording,
+)
+from distdebug.flight_recorder.recording.extras import Extras
+from distdebug.flight_recorder.recording.last_words import (
     hook_ends,
     leave_words,
     note_end,
     note_start,
 )
-from distdebug.flight_recorder.plan import plan_flight_recorder
-from distdebug.flight_recorder.recording import (
-    Recording,
-    begin_recording,
-    end_recording,
-)
+from distdebug.flight_recorder.recording.plan import plan_flight_recorder
 from distdebug.flight_recorder.request import request_dumps
 
 

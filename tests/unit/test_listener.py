@@ -8,10 +8,10 @@ import threading
 
 import pytest
 
-from distdebug.flight_recorder import complaints
-from distdebug.flight_recorder import listener as listener_module
-from distdebug.flight_recorder.complaints import quietly
-from distdebug.flight_recorder.listener import (
+from distdebug.flight_recorder.recording import listener as listener_module
+from distdebug.flight_recorder.recording import complaints
+from distdebug.flight_recorder.recording.complaints import quietly
+from distdebug.flight_recorder.recording.listener import (
     Listener,
     drain,
     open_request_pipe,

@@ -10,8 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.flight_recorder.folder import default_root
-from distdebug.flight_recorder.plan import new_token, plan_flight_recorder
+from distdebug.flight_recorder.recording.folder import default_root
+from distdebug.flight_recorder.recording.plan import (
+    new_token,
+    plan_flight_recorder,
+)
 
 
 ERROR_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"

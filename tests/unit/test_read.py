@@ -24,8 +24,8 @@ from distdebug.flight_recorder.columns import (
     GroupStatus,
     Shape,
 )
-from distdebug.flight_recorder.decode import pack
 from distdebug.flight_recorder.read import read_dumps
+from distdebug.flight_recorder.reading.decode import pack
 from distdebug.flight_recorder.sidecar import SIDECAR_SUFFIX
 from distdebug.testing import SimulatedJob, make_dumps
 

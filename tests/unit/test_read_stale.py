@@ -7,8 +7,8 @@ from __future__ import annotations
 import pytest
 
 from distdebug.flight_recorder.read import read_dumps
+from distdebug.flight_recorder.reading.stale import current_job
 from distdebug.flight_recorder.sidecar import Sidecar
-from distdebug.flight_recorder.stale import current_job
 from distdebug.testing import SimulatedJob, make_dumps
 
 

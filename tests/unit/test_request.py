@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from distdebug.flight_recorder import request as request_module
-from distdebug.flight_recorder.listener import (
+from distdebug.flight_recorder.recording.listener import (
     Listener,
     drain,
     open_request_pipe,

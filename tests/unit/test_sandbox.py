@@ -13,9 +13,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from distdebug.flight_recorder import sandbox
-from distdebug.flight_recorder.decode import LENGTHS
-from distdebug.flight_recorder.sandbox import (
+from distdebug.flight_recorder.reading import sandbox
+from distdebug.flight_recorder.reading.decode import LENGTHS
+from distdebug.flight_recorder.reading.sandbox import (
     decode_batch,
     decode_files,
     decode_frames,

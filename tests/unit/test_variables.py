@@ -4,7 +4,7 @@ Which environment variables does torch's Flight Recorder listen to?
 
 import pytest
 
-from distdebug.flight_recorder.variables import (
+from distdebug.flight_recorder.recording.variables import (
     VARIABLES,
     lookup,
     parse_version,

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.flight_recorder.whole_file import replace_link, write_whole
+from distdebug.flight_recorder.recording.whole_file import (
+    replace_link,
+    write_whole,
+)
 
 
 class TestWriteWhole:

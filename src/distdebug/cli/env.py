@@ -78,8 +78,8 @@ def run(args: argparse.Namespace) -> int:
     Print the exports.
     """
     from ..errors import DistdebugError
-    from ..flight_recorder.folder import make_folder
-    from ..flight_recorder.plan import plan_flight_recorder
+    from ..flight_recorder.recording.folder import make_folder
+    from ..flight_recorder.recording.plan import plan_flight_recorder
 
     try:
         settings = plan_flight_recorder(

@@ -16,19 +16,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import RecorderError
-from .describe import THREAD_PREFIX, describe_process
-from .folder import make_folder
-from .plan import plan_flight_recorder
-from .recording import (
+from .recording.current import (
     Recording,
     begin_recording,
     current_recording,
 )
+from .recording.describe import THREAD_PREFIX, describe_process
+from .recording.folder import make_folder
+from .recording.plan import plan_flight_recorder
+from .recording.settings import RecorderSettings
+from .recording.trace import read_trace
+from .recording.whole_file import replace_link, write_whole
 from .request import DumpRequest, request_dumps
-from .settings import RecorderSettings
 from .sidecar import write_sidecar
-from .trace import read_trace
-from .whole_file import replace_link, write_whole
 
 
 __all__ = [

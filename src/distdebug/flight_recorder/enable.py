@@ -16,11 +16,11 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from ..errors import TooLateError
-from .extras import Extras
-from .folder import make_folder
-from .plan import Options, make_plan, new_token
-from .recording import Recording, begin_recording, end_recording
-from .settings import RecorderSettings
+from .recording.current import Recording, begin_recording, end_recording
+from .recording.extras import Extras
+from .recording.folder import make_folder
+from .recording.plan import Options, make_plan, new_token
+from .recording.settings import RecorderSettings
 
 
 __all__ = [

@@ -14,17 +14,17 @@ from concurrent.futures import Executor
 
 from ..errors import NoDumpsError
 from ..findings import Missing
-from .assemble import Tables, UnusableError, parse_frames
-from .choose import (
+from .columns import Dumps, Frame, RankDump
+from .reading.assemble import Tables, UnusableError, parse_frames
+from .reading.choose import (
     Decoded,
     announce_failures,
     announce_losses,
     choose_dumps,
     plan_reading,
 )
-from .columns import Dumps, Frame, RankDump
-from .files import DumpFile, find_files
-from .sandbox import TIME_LIMIT_S, decode_files, decode_frames
+from .reading.files import DumpFile, find_files
+from .reading.sandbox import TIME_LIMIT_S, decode_files, decode_frames
 from .sidecar import Sidecar
 
 

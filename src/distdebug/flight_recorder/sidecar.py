@@ -16,7 +16,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .whole_file import write_whole
+from .recording.whole_file import write_whole
 
 
 __all__ = [

@@ -20,8 +20,8 @@ from collections.abc import Callable, Collection
 from types import FrameType
 from typing import Any, TypeVar
 
-from .recording import Recording
-from .sidecar import Sidecar, SidecarFrame, SidecarGroup
+from ..sidecar import Sidecar, SidecarFrame, SidecarGroup
+from .current import Recording
 
 
 __all__ = ["THREAD_PREFIX", "describe_process"]

@@ -17,13 +17,13 @@ import sys
 from collections.abc import Callable
 from types import TracebackType
 
-from .._text import clean
-from ..errors import NotRecordingError
+from ..._text import clean
+from ...errors import NotRecordingError
+from ..dump import write_dump, write_words
+from ..sidecar import write_sidecar
 from .complaints import quietly
+from .current import TRACEBACK_SUFFIX, Recording, current_recording
 from .describe import describe_process
-from .dump import write_dump, write_words
-from .recording import TRACEBACK_SUFFIX, Recording, current_recording
-from .sidecar import write_sidecar
 from .trace import is_in_flight
 from .whole_file import write_whole
 

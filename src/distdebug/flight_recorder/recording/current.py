@@ -15,9 +15,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..identity import Identity, current_identity
+from ...identity import Identity, current_identity
+from ..sidecar import SIDECAR_SUFFIX
 from .settings import RecorderSettings
-from .sidecar import SIDECAR_SUFFIX
 
 
 __all__ = [

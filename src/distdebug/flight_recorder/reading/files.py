@@ -16,8 +16,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
-from ..findings import Missing
-from .sidecar import SIDECAR_SUFFIX, Sidecar, parse_sidecar
+from ...findings import Missing
+from ..sidecar import SIDECAR_SUFFIX, Sidecar, parse_sidecar
 
 
 __all__ = ["DumpFile", "FileName", "Found", "find_files", "parse_name"]

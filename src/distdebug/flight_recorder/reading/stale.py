@@ -19,8 +19,8 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from .columns import COMPLETED, Entries, RankDump
-from .sidecar import Sidecar
+from ..columns import COMPLETED, Entries, RankDump
+from ..sidecar import Sidecar
 
 
 __all__ = ["current_job", "find_stale", "last_activity"]

@@ -13,7 +13,7 @@ import tempfile
 
 from pathlib import Path
 
-from ..errors import RecorderError
+from ...errors import RecorderError
 
 
 __all__ = ["default_root", "make_folder"]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from ..identity import identify
+from ...identity import identify
 from .folder import default_root
 from .settings import RecorderSettings, Setting
 from .variables import (

@@ -18,9 +18,9 @@ from pathlib import Path
 from . import crash_signals
 from .complaints import quietly
 from .crash_signals import CaughtSignal
+from .current import Recording
 from .last_words import hook_ends, leave_words, note_end, note_start
 from .listener import Listener, drain, open_request_pipe
-from .recording import Recording
 
 
 __all__ = ["Extras"]

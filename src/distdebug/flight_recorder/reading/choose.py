@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 import attrs
 
-from .._text import clean
-from ..findings import Missing
+from ..._text import clean
+from ...findings import Missing
+from ..columns import RankDump
+from ..sidecar import Sidecar
 from .assemble import UnusableError, infer_rank
-from .columns import RankDump
 from .files import DumpFile, Found
-from .sidecar import Sidecar
 from .stale import current_job, find_stale, last_activity
 
 

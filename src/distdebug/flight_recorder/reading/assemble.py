@@ -17,8 +17,8 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from ..errors import DumpFormatError
-from .columns import Entries, Frame, GroupConfig, GroupStatus, RankDump, Shape
+from ...errors import DumpFormatError
+from ..columns import Entries, Frame, GroupConfig, GroupStatus, RankDump, Shape
 from .decode import LENGTHS, Message
 from .extract import COLUMNS
 from .files import DumpFile

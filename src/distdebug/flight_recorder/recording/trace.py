@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ..errors import NotRecordingError
+from ...errors import NotRecordingError
 from .symbolizer import without_inductor
 from .variables import VARIABLES, lookup, parse_version
 
