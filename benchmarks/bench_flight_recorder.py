@@ -1,16 +1,20 @@
 """
-How long does it take to read the dumps of a job, and how much memory?
+How long does it take to find the culprit, and how much memory?
 
-Run it as ``python benchmarks/bench_read.py --ranks 8 64 256``.  Each number is
-measured in a fresh process.  What matters are the ratio to plain unpickling
-of the same files on one core, which is neither safe nor does it compare
-anything, and the slope: twice the ranks should take twice the time.
+Run it as ``python benchmarks/bench_flight_recorder.py --ranks 8 64 256``.  Each
+number is measured in a fresh process, on the same files.  What matters are
+
+* reading on one core, against plain unpickling on one core, which is neither
+  safe nor does it compare anything;
+* reading and analyzing, against torch's own ``torchfrtrace``;
+* the slope: how much longer a job takes that has twice the ranks.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -20,7 +24,7 @@ from distdebug.testing import SimulatedJob, make_dumps
 
 
 PROGRAMS = {
-    "ours": """
+    "read": """
 import sys, time
 import numpy
 from distdebug.flight_recorder.read import read_dumps
@@ -29,7 +33,7 @@ dumps = read_dumps(sys.argv[1])
 seconds = time.perf_counter() - start
 assert len(dumps) == int(sys.argv[2]) and not dumps.problems, dumps.problems
 """,
-    "ours, 1 core": """
+    "read, 1 core": """
 import os, sys, time
 import numpy
 from distdebug.flight_recorder.read import read_dumps
@@ -38,6 +42,15 @@ if hasattr(os, "sched_setaffinity"):
 start = time.perf_counter()
 dumps = read_dumps(sys.argv[1])
 seconds = time.perf_counter() - start
+""",
+    "read + analyze": """
+import sys, time
+import numpy
+from distdebug import analyze_dumps
+start = time.perf_counter()
+report = analyze_dumps(sys.argv[1])
+seconds = time.perf_counter() - start
+assert report.verdict.ranks == (1,), report.verdict
 """,
     # Forgets each dump at once: nothing can be faster.
     "pickle": """
@@ -60,6 +73,16 @@ seconds = time.perf_counter() - start
 """,
 }
 
+HEADS = (
+    "ranks",
+    "MB",
+    *PROGRAMS,
+    "1 core/pickle",
+    "frtrace/ours",
+    "slope",
+    "peak MB",
+)
+
 FOOTER = """
 import json, pathlib, re
 # The peak that getrusage() knows is inherited from the parent process.
@@ -75,27 +98,33 @@ def main() -> None:
     Print a table.
     """
     options = parse_options()
-    names = [
-        name
-        for name in PROGRAMS
-        if name != "torchfrtrace" or options.torchfrtrace
-    ]
-    heads = [f"{name} [s]" for name in names]
-    print(" ranks   [MB]", *(f"{h:>16}" for h in heads), "  ratio  peak [MB]")
+    print(*(f"{head:>14}" for head in HEADS))
+    last = None
     for ranks in options.ranks:
         with tempfile.TemporaryDirectory() as folder:
             size = write_dumps(folder, ranks, options)
             got = {
                 name: measure(name, folder, ranks, options.repeat)
-                for name in names
+                for name in PROGRAMS
                 if name != "torchfrtrace" or ranks <= options.torchfrtrace
             }
-        cells = [
-            f"{got.get(name, (float('nan'),))[0]:16.3f}" for name in names
-        ]
-        ratio = got["ours, 1 core"][0] / got["pickle"][0]
-        peak = got["ours"][1]
-        print(f"{ranks:6} {size:6.1f}", *cells, f"{ratio:7.2f} {peak:10.0f}")
+        seconds = {name: got[name][0] for name in got}
+        peer = seconds.get("torchfrtrace", math.nan)
+        ours = seconds["read + analyze"]
+        slope = math.nan
+        if last is not None:
+            slope = math.log(ours / last[1]) / math.log(ranks / last[0])
+        last = ranks, ours
+        print(
+            f"{ranks:14}",
+            f"{size:14.1f}",
+            *(f"{seconds.get(name, math.nan):14.3f}" for name in PROGRAMS),
+            f"{seconds['read, 1 core'] / seconds['pickle']:14.2f}",
+            f"{peer / ours:14.1f}",
+            f"{slope:14.2f}",
+            f"{got['read + analyze'][1]:14.0f}",
+            flush=True,
+        )
 
 
 def parse_options() -> argparse.Namespace:
@@ -119,7 +148,8 @@ def parse_options() -> argparse.Namespace:
 
 def write_dumps(folder: str, ranks: int, options: argparse.Namespace) -> float:
     """
-    Write the dumps of a healthy job with tensor parallelism of 8.
+    Write the dumps of a job with tensor parallelism of 8, in which rank 1 is
+    stuck.
 
     Returns:
         Their size in MB.
@@ -141,6 +171,7 @@ def write_dumps(folder: str, ranks: int, options: argparse.Namespace) -> float:
             ):
                 job.collective(op, row, sizes=sizes, output_sizes=output_sizes)
 
+    job.collective("barrier", ranks=[r for r in range(ranks) if r != 1])
     paths = make_dumps(folder, job)
     return sum(path.stat().st_size for path in paths.values()) / 1e6
 
