@@ -26,6 +26,7 @@ __all__ = [
     "fold_ranks",
     "parse_rank_option",
     "parse_ranks",
+    "ranks_text",
     "unfold_ranks",
 ]
 
@@ -282,6 +283,20 @@ def fold_ranks(ranks: Iterable[int]) -> str:
         parts.append(f"{first}-{others[-1]}" if others else f"{first}")
 
     return ",".join(parts)
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """
+    How are some ranks named in a sentence?
+
+    Args:
+        ranks: Global ranks.
+
+    Returns:
+        ``"rank 3"``, or ``"ranks 0-3,7"``.
+    """
+    folded = fold_ranks(ranks)
+    return f"rank {folded}" if folded.isdecimal() else f"ranks {folded}"
 
 
 def unfold_ranks(text: str) -> tuple[int, ...]:

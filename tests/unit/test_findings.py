@@ -188,7 +188,7 @@ class TestText:
         assert "stack: read" in lines
         assert "next: look at rank 3" in lines
         assert "merely waiting: ranks 0-2" in lines
-        assert "missing: dump of ranks 5: there is no dump" in lines
+        assert "missing: dump of rank 5: there is no dump" in lines
         assert any(line.startswith("0: default_pg  0-3") for line in lines)
 
     def test_others(self, diagnosis):

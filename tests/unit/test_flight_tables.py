@@ -90,14 +90,14 @@ def test_plain(dumps):
     ("state", "retired", "expected"),
     [
         (2, True, "completed"),
-        (1, True, "retired"),
+        (1, True, "returned"),
         (1, False, "started"),
         (0, False, "scheduled"),
     ],
 )
 def test_state(state, retired, expected):
     """
-    Retired says more than that it was once scheduled.
+    That it returned says more than that it was once scheduled.
     """
     assert expected == tables._state(state, retired=retired)
 

@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from distdebug.flight_recorder.recording import listener as listener_module
 from distdebug.flight_recorder.recording import complaints
+from distdebug.flight_recorder.recording import listener as listener_module
 from distdebug.flight_recorder.recording.complaints import quietly
 from distdebug.flight_recorder.recording.listener import (
     Listener,

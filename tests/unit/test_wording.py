@@ -10,10 +10,10 @@ from distdebug.findings import Cause
 from distdebug.flight_recorder.analysis.analyze import analyze_dumps
 from distdebug.flight_recorder.analysis.evidence import (
     collective_of,
-    ranks_text,
 )
 from distdebug.flight_recorder.analysis.job import survey
 from distdebug.flight_recorder.analysis.stuck import StuckCall
+from distdebug.ranks import ranks_text
 from distdebug.testing import SimulatedJob
 
 

@@ -4,6 +4,8 @@ What was each rank doing on its host?
 
 from __future__ import annotations
 
+import socket
+
 from collections.abc import Iterable, Mapping
 
 import attrs
@@ -16,7 +18,7 @@ from ..stacks.explain import explain_threads
 from ..stacks.model import ProcessStacks, StackFrame, ThreadStack
 
 
-__all__ = ["HostView", "host_views"]
+__all__ = ["HostView", "ended_well", "host_views"]
 
 
 @attrs.frozen(kw_only=True)
@@ -36,6 +38,9 @@ class HostView:
         error: The exception that ended it, in one line, or ``""``.
 
         has_exited: Whether it ended without an error.
+
+        state: If its process still runs on this machine: ``"stopped"`` or
+            ``"running"``; otherwise ``""``.
     """
 
     rank: int
@@ -44,6 +49,7 @@ class HostView:
     evidence: Evidence | None = None
     error: str = ""
     has_exited: bool = False
+    state: str = ""
 
 
 def host_views(
@@ -78,6 +84,47 @@ def host_views(
     }
 
 
+def ended_well(dumps: Dumps) -> bool:
+    """
+    Whether every rank of the job came to its end without an error.
+
+    Args:
+        dumps: Its side-cars tell.
+    """
+    last = dumps.sidecars.values()
+    world_size = max((s.world_size for s in last), default=0)
+    return len(last) >= max(world_size, 1) and all(map(_has_exited, last))
+
+
+def _has_exited(sidecar: Sidecar) -> bool:
+    return sidecar.reason == "exit" and not sidecar.error
+
+
+def _process_state(sidecar: Sidecar) -> str:
+    """
+    What the process does, if this is its machine and it is still there.
+    """
+    if sidecar.host != socket.gethostname() or not sidecar.pid:
+        return ""
+
+    import psutil
+
+    try:
+        process = psutil.Process(sidecar.pid)
+        # Numbers of processes are used again.
+        if process.create_time() > sidecar.started + 1:
+            return ""
+        status = process.status()
+    except psutil.Error:
+        return ""
+
+    if status in {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP}:
+        return "stopped"
+
+    is_gone = status in {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
+    return "" if is_gone else "running"
+
+
 def _only_one(pid: int, rank_of: Mapping[tuple[str, int], int]) -> int | None:
     ranks = [rank for (_, p), rank in rank_of.items() if p == pid]
     return ranks[0] if len(ranks) == 1 else None
@@ -91,9 +138,8 @@ def _view(
     view = HostView(
         rank=rank,
         error=sidecar.error if sidecar else "",
-        has_exited=sidecar is not None
-        and sidecar.reason == "exit"
-        and not sidecar.error,
+        has_exited=sidecar is not None and _has_exited(sidecar),
+        state=_process_state(sidecar) if sidecar else "",
     )
     return view if process is None else _with_stack(view, process)
 

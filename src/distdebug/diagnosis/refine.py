@@ -7,6 +7,8 @@ the two contradict each other, both are told.
 
 from __future__ import annotations
 
+import math
+
 from collections.abc import Mapping
 
 import attrs
@@ -16,15 +18,24 @@ from ..flight_recorder.analysis.endings import (
     failed_in_call,
     was_interrupted,
 )
-from ..flight_recorder.analysis.evidence import ranks_text
 from ..flight_recorder.columns import Dumps
+from ..ranks import ranks_text
 from ..stacks.rules import DOING
-from .hosts import HostView
+from .hosts import HostView, ended_well
 
 
 __all__ = ["refine"]
 
 _ABSENT = {Cause.RANK_NOT_ARRIVED, Cause.RANK_CRASHED}
+# What is wrong with a job even if it comes to its end.
+_LASTING = {
+    Cause.STRAGGLER,
+    Cause.TYPE_MISMATCH,
+    Cause.SIZE_MISMATCH,
+    Cause.DTYPE_MISMATCH,
+}
+# Clocks of hosts differ, and dying takes a moment.
+_SLACK_S = 0.5
 
 
 def refine(
@@ -43,6 +54,8 @@ def refine(
     Returns:
         The refined diagnosis.
     """
+    if ended_well(dumps):
+        diagnosis = _after_the_end(diagnosis, dumps)
     findings = [_with_host(f, views) for f in diagnosis.findings]
     died = _died(views, dumps)
     if died is not None:
@@ -60,19 +73,54 @@ def refine(
     )
 
 
+def _after_the_end(diagnosis: Diagnosis, dumps: Dumps) -> Diagnosis:
+    """
+    Forget the waits of a job that has ended well since.
+    """
+    findings = tuple(f for f in diagnosis.findings if f.cause in _LASTING)
+    healthy = Finding(
+        cause=Cause.HEALTHY,
+        ranks=(),
+        summary=f"the job ended without an error on all "
+        f"{len(dumps.sidecars)} ranks",
+        confidence="certain",
+    )
+    return attrs.evolve(
+        diagnosis,
+        verdict=findings[0] if findings else healthy,
+        findings=findings,
+        victims=(),
+        missing=tuple(m for m in diagnosis.missing if m.source is not None),
+    )
+
+
 def _died(views: Mapping[int, HostView], dumps: Dumps) -> Finding | None:
     """
     The first rank that an exception ended, which no other rank caused.
     """
+    first_failed = min(
+        (
+            s.written
+            for s in dumps.sidecars.values()
+            if failed_in_call(s.error)
+        ),
+        default=math.inf,
+    )
     died = sorted(
-        (v for v in views.values() if _ended_itself(v.error)),
+        (
+            v
+            for v in views.values()
+            if _ended_itself(v.error)
+            # Whoever dies after calls have failed dies because of that.
+            and dumps.sidecars[v.rank].written <= first_failed + _SLACK_S
+        ),
         key=lambda v: dumps.sidecars[v.rank].written,
     )
     if not died:
         return None
 
     first = died[0]
-    place = f" at {first.location}" if first.location else ""
+    place = f" at {first.location.brief}" if first.location else ""
     return Finding(
         cause=Cause.RANK_CRASHED,
         ranks=(first.rank,),
@@ -135,8 +183,11 @@ def _with_host(finding: Finding, views: Mapping[int, HostView]) -> Finding:
             "an error",
         )
 
+    if finding.cause is Cause.RANK_CRASHED:
+        return _if_alive(finding, seen)
+
     first = next((v for v in seen if v.location), None)
-    if first is None or finding.cause is Cause.RANK_CRASHED:
+    if first is None:
         return finding
 
     if first.cause is Cause.COLLECTIVE_WAIT:
@@ -146,7 +197,8 @@ def _with_host(finding: Finding, views: Mapping[int, HostView]) -> Finding:
     doing = DOING.get(first.cause, "is") if first.cause else "is"
     return attrs.evolve(
         finding,
-        summary=f"{finding.summary}: {who} {doing} in {first.location}",
+        summary=f"{finding.summary}: {who} {doing} in {_brief(first)}",
+        remedy="see why it does not get past that line",
         detail_cause=first.cause,
         location=first.location,
         evidence=(*_evidence(first), *finding.evidence),
@@ -173,7 +225,7 @@ def _contradicted(finding: Finding, view: HostView) -> Finding:
         finding,
         confidence="possible",
         summary=f"{finding.summary}; but the stack of rank {view.rank} "
-        f"waits in a collective at {view.location}",
+        f"waits in a collective at {_brief(view)}",
         location=view.location,
         evidence=(*_evidence(view), *finding.evidence),
         remedy="either dump and stack are of different moments (then take "
@@ -184,3 +236,33 @@ def _contradicted(finding: Finding, view: HostView) -> Finding:
 
 def _evidence(view: HostView) -> tuple[Evidence, ...]:
     return (view.evidence,) if view.evidence else ()
+
+
+def _brief(view: HostView) -> str:
+    return view.location.brief if view.location else "unknown code"
+
+
+def _if_alive(finding: Finding, seen: list[HostView]) -> Finding:
+    """
+    A rank that gave no dump may only be unable to: look at its process.
+    """
+    alive = [v for v in seen if v.state]
+    if not alive:
+        return finding
+
+    stopped = [v.rank for v in alive if v.state == "stopped"]
+    ranks = tuple(stopped or [v.rank for v in alive])
+    state = "stopped" if stopped else "alive"
+    verb = "is" if len(ranks) == 1 else "are"
+    return attrs.evolve(
+        finding,
+        cause=Cause.STOPPED if stopped else Cause.RANK_NOT_ARRIVED,
+        ranks=ranks,
+        confidence="likely",
+        summary=f"{ranks_text(ranks)} {verb} {state}, and gave no dump; "
+        f"{finding.summary.partition('; ')[2]}",
+        remedy="let it go on (kill -CONT), or find who stopped it"
+        if stopped
+        else "take its stacks: it could not answer when it was asked for a "
+        "dump",
+    )

@@ -146,6 +146,14 @@ class Location:
     file: str
     line: int
 
+    @property
+    def brief(self) -> str:
+        """
+        The same without folders, for a sentence: ``"read_shard (train.py:41)"``.
+        """
+        name = self.file.replace("\\", "/").rpartition("/")[2]
+        return f"{self.function} ({name}:{self.line})"
+
     def __str__(self) -> str:
         return f"{self.function} ({self.file}:{self.line})"
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from .._text import clean, text_table
-from ..ranks import fold_ranks
+from ..ranks import fold_ranks, ranks_text
 from .model import Diagnosis, Finding, GroupProgress, Missing
 
 
@@ -42,7 +42,7 @@ def diagnosis_text(d: Diagnosis) -> str:
     if d.groups:
         parts.append(group_table(d.groups))
     if d.victims:
-        parts.append(f"merely waiting: ranks {fold_ranks(d.victims)}")
+        parts.append(f"merely waiting: {ranks_text(d.victims)}")
     if d.missing:
         parts.append("\n".join(missing_lines(d.missing)))
 
@@ -102,7 +102,7 @@ def missing_lines(missing: Sequence[Missing]) -> Iterable[str]:
         by_reason.setdefault((m.what, m.reason), []).append(m)
     for (what, reason), rows in list(by_reason.items())[:_MOST_ROWS]:
         ranks = [m.rank for m in rows if m.rank is not None]
-        who = f" of ranks {fold_ranks(ranks)}" if ranks else ""
+        who = f" of {ranks_text(ranks)}" if ranks else ""
         source = (
             f" [{rows[0].source}]" if len(rows) == 1 and rows[0].source else ""
         )

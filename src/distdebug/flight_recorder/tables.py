@@ -44,7 +44,7 @@ class EntryRow:
 
         outputs: Sizes and types of what came out.
 
-        state: ``"completed"``, ``"retired"`` (completed or failed),
+        state: ``"completed"``, ``"returned"`` (completed or failed),
             ``"started"``, or ``"scheduled"``.
 
         created_ns: When it was enqueued, in nanoseconds since the epoch by
@@ -166,7 +166,7 @@ def _state(state: int, *, retired: bool) -> str:
     if state == COMPLETED:
         return "completed"
     if retired:
-        return "retired"
+        return "returned"
 
     return "started" if state == STARTED else "scheduled"
 

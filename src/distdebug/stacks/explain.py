@@ -11,7 +11,7 @@ from ..findings import Cause, Evidence, Finding, Location
 from ..location import user_location
 from ..ranks import fold_ranks
 from .model import ProcessStacks, StackFrame, ThreadStack
-from .rules import CODE_RULES, DOING, RULES, Rule
+from .rules import CODE_RULES, DOING, NAME_RULES, RULES, Rule
 
 
 __all__ = ["explain_stacks", "explain_threads"]
@@ -67,10 +67,8 @@ def explain_threads(
     if main is None:
         return None
 
-    for rule in RULES:
-        for frame in main.frames[: rule.within]:
-            if _fits(rule, frame):
-                return rule.cause, frame
+    if (found := _first_fit(RULES, main)) is not None:
+        return found
 
     innermost = main.frames[0]
     code = read_line(innermost.filename, innermost.line)
@@ -78,7 +76,21 @@ def explain_threads(
         if known.code.search(code):
             return known.cause, innermost
 
+    if (found := _first_fit(NAME_RULES, main)) is not None:
+        return found
+
     return (Cause.PYTHON_LOOP, innermost) if main.active else None
+
+
+def _first_fit(
+    rules: Iterable[Rule], thread: ThreadStack
+) -> tuple[Cause, StackFrame] | None:
+    for rule in rules:
+        for frame in thread.frames[: rule.within]:
+            if _fits(rule, frame):
+                return rule.cause, frame
+
+    return None
 
 
 def explain_stacks(stacks: Iterable[ProcessStacks]) -> tuple[Finding, ...]:

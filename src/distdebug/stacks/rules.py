@@ -14,7 +14,14 @@ import attrs
 from ..findings import Cause
 
 
-__all__ = ["CODE_RULES", "DOING", "RULES", "CodeRule", "Rule"]
+__all__ = [
+    "CODE_RULES",
+    "DOING",
+    "NAME_RULES",
+    "RULES",
+    "CodeRule",
+    "Rule",
+]
 
 
 def _compile(text: str) -> re.Pattern[str]:
@@ -99,7 +106,6 @@ RULES = (
         r"(^|/)(torch/(serialization\.py|distributed/checkpoint/)"
         r"|safetensors/|orbax/)",
     ),
-    Rule(Cause.CHECKPOINTING, "", r"_?save_(checkpoint|pretrained|sharded)"),
     Rule(
         Cause.DATALOADER_WAIT,
         r"(^|/)(torch/utils/data|torchdata|webdataset|litdata|nvidia/dali"
@@ -162,7 +168,8 @@ CODE_RULES = (
     CodeRule(Cause.SLEEPING, r"\bsleep\("),
     CodeRule(Cause.SUBPROCESS_WAIT, r"\bos\.(system|popen|wait\w*)\("),
     CodeRule(
-        Cause.LOCK_DEADLOCK, r"\.acquire\(|\bwith\b.*\b\w*(lock|mutex)\b"
+        Cause.LOCK_DEADLOCK,
+        r"\b(flock|lockf)\(|\.acquire\(|\bwith\b.*\b\w*(lock|mutex)\b",
     ),
     CodeRule(Cause.GPU_SYNC_WAIT, r"\bsynchronize\(\)"),
     CodeRule(
@@ -170,6 +177,11 @@ CODE_RULES = (
         r"\bopen\(|\binput\(|\.(read|readline|readlines|readinto|pread"
         r"|recv|accept|connect|flush|fsync)\(|\bfor\b.*\bin (sys\.stdin|\w*file)\b",
     ),
+)
+
+# What a name tells is weaker than what the code at its innermost line calls.
+NAME_RULES = (
+    Rule(Cause.CHECKPOINTING, "", r"_?save_(checkpoint|pretrained|sharded)"),
 )
 
 DOING = {

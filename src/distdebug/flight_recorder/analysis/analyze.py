@@ -19,7 +19,7 @@ from ...waits import Wait
 from ..columns import Dumps
 from ..read import read_dumps
 from .evidence import collective_of
-from .freshness import are_fresh
+from .freshness import are_fresh, is_unprecedented
 from .job import Job, survey
 from .mismatch import find_mismatch
 from .pairs import find_pair_mismatches
@@ -151,6 +151,10 @@ def _confidence(
     )
     if root.cause is Cause.RANK_CRASHED or not is_known:
         return "likely"
+
+    shown = [calls[i] for i in root.calls]
+    if not is_unprecedented(shown, job.dumps):
+        return "possible"
 
     explains_all = len(root.victims) + len(root.ranks) >= len(job.dumps)
     return "certain" if explains_all else "likely"

@@ -44,7 +44,8 @@ class Call:
     def __str__(self) -> str:
         parts = [self.op]
         if self.sent is not None or self.received is not None:
-            parts.append(f"of {self.sent or self.received:,} elements")
+            count = self.sent or self.received or 0
+            parts.append(f"of {count:,} element{'s' if count != 1 else ''}")
         dtypes = self.sent_dtypes or self.received_dtypes
         if dtypes:
             parts.append(f"({', '.join(sorted(dtypes))})")

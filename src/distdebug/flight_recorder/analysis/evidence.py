@@ -4,25 +4,15 @@ How is a call, or the record of one, named and quoted?
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ...findings import CollectiveRef, Evidence
 from ...location import user_location
-from ...ranks import fold_ranks
 from .job import Job
 from .stuck import StuckCall
 
 
-__all__ = ["call_text", "collective_of", "ranks_text", "record_evidence"]
+__all__ = ["call_text", "collective_of", "record_evidence"]
 
 _STATES = ("scheduled", "started", "completed")
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """
-    Name some ranks: ``rank 3``, ``ranks 0-3,7``.
-    """
-    return f"rank{'s' if len(ranks) != 1 else ''} {fold_ranks(ranks)}"
 
 
 def collective_of(job: Job, call: StuckCall) -> CollectiveRef:

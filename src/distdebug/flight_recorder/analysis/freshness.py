@@ -16,9 +16,12 @@ from ..columns import Dumps, RankDump
 from .stuck import StuckCall
 
 
-__all__ = ["are_fresh"]
+__all__ = ["are_fresh", "is_unprecedented", "waited_ns"]
 
 _LONGEST_NS = 30 * 10**9
+# Asking a rank for its dump takes a moment, in which its peers wait.
+_LONGEST_ASKED_NS = 10**9
+_ASKED = {"request", "call"}
 _LONGEST_DUMP_NS = 5 * 10**9
 
 
@@ -48,6 +51,60 @@ def are_fresh(calls: Iterable[StuckCall], dumps: Dumps) -> bool:
     )
 
 
+def is_unprecedented(calls: Iterable[StuckCall], dumps: Dumps) -> bool:
+    """
+    Whether one of these calls waits for longer than its ranks ever paused.
+
+    Args:
+        calls: Some stuck calls.
+
+        dumps: What the ranks recorded, and when each dump was taken.
+
+    Returns:
+        ``True`` also where it is not known when the dumps were taken.
+    """
+    return any(
+        age is None or age > _longest_pause_ns(dumps[rank])
+        for call in calls
+        for rank in call.waiting
+        for age in [_age_ns(call, rank, dumps)]
+    )
+
+
+def waited_ns(calls: Iterable[StuckCall], dumps: Dumps) -> int | None:
+    """
+    For how long has somebody waited in these calls?
+
+    Args:
+        calls: Some stuck calls.
+
+        dumps: What the ranks recorded, and when each dump was taken.
+
+    Returns:
+        Nanoseconds; ``None`` where no side-car tells when a dump was taken.
+    """
+    ages = [
+        age
+        for call in calls
+        for rank in call.waiting
+        if (age := _age_ns(call, rank, dumps)) is not None
+    ]
+    return max(ages, default=None)
+
+
+def _age_ns(call: StuckCall, rank: int, dumps: Dumps) -> int | None:
+    dump = dumps[rank]
+    if dump.sidecar is None:
+        return None
+
+    return dump.written_ns - int(dump.entries.created_ns[call.waiting[rank]])
+
+
+def _longest_pause_ns(dump: RankDump) -> int:
+    gaps = np.diff(np.sort(dump.entries.created_ns))
+    return int(gaps.max(initial=0))
+
+
 def _earliest_ns(dump: RankDump) -> int:
     """
     How old a wait must be at least for the times to make sense.
@@ -61,12 +118,14 @@ def _normal_ns(dump: RankDump) -> float:
     How long the rank has been seen to go without a new call, or to wait.
     """
     e = dump.entries
+    asked = dump.sidecar is not None and dump.sidecar.reason in _ASKED
+    least = _LONGEST_ASKED_NS if asked else 0
     if len(e) < 8:
-        return 0.0
+        return least
 
     gaps = np.diff(np.sort(e.created_ns))
     took = (e.completed_ns - e.created_ns)[e.completed_ns > 0]
     longest = max(
         float(np.quantile(part, 0.95)) for part in (gaps, took) if len(part)
     )
-    return min(longest, _LONGEST_NS)
+    return max(min(longest, _LONGEST_NS), least)

@@ -16,13 +16,22 @@ import attrs
 
 from ...findings import Cause, Confidence, Location
 from ...location import user_location
+from ..columns import Frame
 from .call import Call, describe_call
 from .job import Job
-from .shift import find_shift, is_next_by_habit, times_called_before
+from .shift import (
+    find_shift,
+    is_next_by_habit,
+    order_in_program,
+    times_called_before,
+)
 from .streams import Stream
 
 
 __all__ = ["Mismatch", "find_mismatch"]
+
+
+_INFERRED = {Cause.SKIPPED_COLLECTIVE, Cause.EXTRA_COLLECTIVE}
 
 
 @attrs.frozen(kw_only=True)
@@ -78,12 +87,11 @@ class _Meeting:
     streams: Mapping[int, Stream]
     job: Job
 
-    def place(self, rank: int) -> Location | None:
+    def stack(self, rank: int) -> tuple[Frame, ...]:
         """
-        The line of user code from which a rank made its call.
+        The stack with which a rank made its call, innermost line first.
         """
-        frames = self.job.dumps.frames(rank, [self.rows[rank]])[0]
-        return user_location(frames)
+        return self.job.dumps.frames(rank, [self.rows[rank]])[0]
 
 
 def find_mismatch(job: Job, group: int) -> Mismatch | None:
@@ -150,13 +158,14 @@ def _judge(at: _Meeting, kinds: Sequence[tuple[Call, list[int]]]) -> Mismatch:
     kinds, confidence = _order_by_trust(at, kinds)
     (expected, right), (theirs, wrong) = kinds[0], kinds[1]
     good, bad = right[0], wrong[0]
-    mine, others = at.place(bad), at.place(good)
+    stacks = at.stack(bad), at.stack(good)
+    mine, others = map(user_location, stacks)
     streams = at.streams[bad], at.streams[good]
     if (cause := find_shift(*streams, at.seq)) is None:
         cause = (
             Cause.SKIPPED_COLLECTIVE
             if is_next_by_habit(*streams, at.seq)
-            else _kind_of(theirs, expected, mine, others)
+            else _kind_of(theirs, expected, order_in_program(*stacks))
         )
     culprits = {r for _, ranks in kinds[1:] for r in ranks}
     return Mismatch(
@@ -166,7 +175,10 @@ def _judge(at: _Meeting, kinds: Sequence[tuple[Call, list[int]]]) -> Mismatch:
         culprits=tuple(
             sorted(at.rows if confidence == "possible" else culprits)
         ),
-        confidence=confidence,
+        # Who differs is one thing; what led there is an inference.
+        confidence="likely"
+        if confidence == "certain" and cause in _INFERRED
+        else confidence,
         theirs=theirs,
         expected=expected,
         rows=((bad, at.rows[bad]), (good, at.rows[good])),
@@ -198,23 +210,14 @@ def _order_by_trust(
     return ordered, "likely" if len(kinds) == 2 else "possible"
 
 
-def _kind_of(
-    theirs: Call,
-    expected: Call,
-    mine: Location | None,
-    others: Location | None,
-) -> Cause:
+def _kind_of(theirs: Call, expected: Call, order: int) -> Cause:
     if theirs.op != expected.op:
         return Cause.TYPE_MISMATCH
-    if (
-        mine is not None
-        and others is not None
-        and (mine.function, mine.file) == (others.function, others.file)
-        and mine.line < others.line
-    ):
-        # The same function, at a line that the others have left behind
-        # without making the call that stands there.
+    if order < 0:
+        # The others are past this line, and did not make the call there.
         return Cause.EXTRA_COLLECTIVE
+    if order > 0:
+        return Cause.SKIPPED_COLLECTIVE
     if (theirs.sent, theirs.received) == (expected.sent, expected.received):
         return Cause.DTYPE_MISMATCH
 

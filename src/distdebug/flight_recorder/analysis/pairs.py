@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...findings import Cause, CollectiveRef, Finding
+from ...ranks import ranks_text
 from ..columns import Shape
-from .evidence import ranks_text, record_evidence
+from .evidence import record_evidence
 from .job import Job
 from .operations import count_elements
 from .p2p import Channel, Side

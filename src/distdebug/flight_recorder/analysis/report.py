@@ -9,9 +9,9 @@ from collections.abc import Iterable
 import attrs
 
 from ...findings import Cause, Diagnosis, Finding, GroupProgress, Missing
+from ...ranks import ranks_text
 from ...waits import Wait
 from ..columns import Dumps
-from .evidence import ranks_text
 
 
 __all__ = ["FlightReport", "select"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
@@ -30,6 +30,10 @@ _GUESSED = {
     Cause.UNKNOWN,
     Cause.COLLECTIVE_STUCK_IN_FLIGHT,
 }
+
+
+# Every two ranks of a circle are compared.
+_LARGEST_CIRCLE = 64
 
 
 @attrs.frozen(kw_only=True)
@@ -139,6 +143,8 @@ def _end(
         is_p2p = all(c.p2p for c in here)
         cause = Cause.P2P_DEADLOCK if is_p2p else Cause.GROUP_ORDER_DEADLOCK
         ranks = {r for _, _, r in links(here)}
+        if not is_p2p:
+            ranks = _odd_one_out(ranks, states) or ranks
     elif first.unknown:
         cause, ranks = Cause.UNKNOWN, set(first.unknown)
     elif ranks := _blocked_in_launch(first, states):
@@ -149,6 +155,38 @@ def _end(
         cause, ranks = Cause.COLLECTIVE_STUCK_IN_FLIGHT, set(first.waiting)
 
     return Root(cause=cause, ranks=tuple(sorted(ranks)), calls=tuple(part))
+
+
+def _odd_one_out(
+    ranks: Iterable[int], states: Sequence[GroupState]
+) -> set[int]:
+    """
+    The one rank of a circle that contradicts several others, if there is one.
+
+    Two ranks contradict each other if each is ahead of the other, in groups of
+    the same kind: they went through their calls in different orders.
+    """
+    reached: dict[int, dict[str, int]] = {r: {} for r in ranks}
+    if len(reached) > _LARGEST_CIRCLE:
+        return set()
+
+    for state in states:
+        kind = state.group.desc or state.group.name
+        for rank in reached.keys() & state.positions.keys():
+            newest = reached[rank].get(kind, 0)
+            reached[rank][kind] = max(newest, state.positions[rank].last)
+    against = {
+        r: {s for s in reached if _contradict(reached[r], reached[s])}
+        for r in reached
+    }
+    odd = max(against, key=lambda r: len(against[r]))
+    is_alone = all(against[r] <= {odd} for r in against if r != odd)
+    return {odd} if is_alone and len(against[odd]) > 1 else set()
+
+
+def _contradict(a: Mapping[str, int], b: Mapping[str, int]) -> bool:
+    both = a.keys() & b.keys()
+    return any(a[k] > b[k] for k in both) and any(a[k] < b[k] for k in both)
 
 
 def _one_crash(

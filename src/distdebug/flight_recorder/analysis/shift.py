@@ -11,10 +11,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...findings import Cause
+from ..columns import Frame
 from .streams import Stream
 
 
-__all__ = ["find_shift", "is_next_by_habit", "times_called_before"]
+__all__ = [
+    "find_shift",
+    "is_next_by_habit",
+    "order_in_program",
+    "times_called_before",
+]
 
 # How far a shifted stream is followed, and by how many calls it may be off.
 _HORIZON = 256
@@ -110,3 +116,25 @@ def _follows(
     """
     pairs = list(zip(late, early[by:], strict=False))[int(skip_first) :]
     return bool(pairs) and all(x == y for x, y in pairs)
+
+
+def order_in_program(mine: Sequence[Frame], others: Sequence[Frame]) -> int:
+    """
+    Which of two calls stands earlier in the program?
+
+    Args:
+        mine: A stack, innermost line first.
+
+        others: Another one.
+
+    Returns:
+        -1 if *mine* is at an earlier line of the function in which the stacks
+        part, 1 if at a later one, 0 if that cannot be told.
+    """
+    for a, b in zip(reversed(mine), reversed(others), strict=False):
+        if (a.name, a.filename) != (b.name, b.filename):
+            return 0
+        if a.line != b.line:
+            return -1 if a.line < b.line else 1
+
+    return 0

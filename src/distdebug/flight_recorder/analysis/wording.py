@@ -14,12 +14,13 @@ from ...findings import (
     Finding,
     GroupRef,
 )
+from ...ranks import ranks_text
 from .evidence import (
     call_text,
     collective_of,
-    ranks_text,
     record_evidence,
 )
+from .freshness import waited_ns
 from .job import Job
 from .mismatch import Mismatch
 from .roots import Root
@@ -29,22 +30,24 @@ from .stuck import StuckCall
 __all__ = ["explain_mismatch", "explain_root"]
 
 _REMEDY = {
-    Cause.RANK_NOT_ARRIVED: "look at the Python stack of these ranks: they "
-    "are busy, or stuck, outside of any collective",
+    Cause.RANK_NOT_ARRIVED: "look at the Python stack there: the rank is busy, "
+    "or stuck, outside of any collective",
     Cause.RANK_CRASHED: "look for the exit of these ranks in the logs of "
     "their nodes (out of memory, signal, node lost)",
     Cause.RANK_NOT_STARTED: "look at what runs on the GPUs of these ranks: "
     "an earlier kernel does not finish",
     Cause.RANK_BLOCKED_IN_LAUNCH: "take native stacks of these ranks "
     "(py-spy dump --native): the launch does not return",
-    Cause.COLLECTIVE_STUCK_IN_FLIGHT: "everyone arrived: check links, NICs, "
-    "and GPU health (Xid) of these ranks, and the NCCL logs",
+    Cause.COLLECTIVE_STUCK_IN_FLIGHT: "everyone arrived: check the network "
+    "between these ranks, and on GPUs their health (Xid) and the NCCL logs",
     Cause.GROUP_ORDER_DEADLOCK: "call the collectives of these groups in the "
     "same order on all ranks",
     Cause.P2P_DEADLOCK: "let one side of each pair send first, or use "
     "batch_isend_irecv",
-    Cause.TYPE_MISMATCH: "make all ranks of the group call the same operation",
-    Cause.SIZE_MISMATCH: "make all ranks of the group pass the same sizes",
+    Cause.TYPE_MISMATCH: "make all ranks of the group call the same operation; "
+    "or find the call that was left out or made once too often before",
+    Cause.SIZE_MISMATCH: "make all ranks of the group pass the same sizes; or "
+    "find the call that was left out or made once too often before",
     Cause.DTYPE_MISMATCH: "make all ranks of the group pass the same dtype",
     Cause.SKIPPED_COLLECTIVE: "look for a branch that leaves the call out on "
     "these ranks only",
@@ -99,12 +102,15 @@ def _summary(job: Job, root: Root, calls: Sequence[StuckCall]) -> str:
     what = call_text(job, first)
     waiting = len({r for i in root.calls for r in calls[i].waiting})
     wait = f"{waiting} rank{'s wait' if waiting != 1 else ' waits'}"
+    wait += _since(job, [calls[i] for i in root.calls])
     circle = _circle(job, root, calls)
     verb, them = ("is", "it") if len(root.ranks) == 1 else ("are", "them")
     texts = {
         Cause.RANK_NOT_ARRIVED: f"{who} never entered {what} ({wait})",
         Cause.RANK_CRASHED: f"{who} left no dump; {wait} for {them} in {what}",
-        Cause.GROUP_ORDER_DEADLOCK: f"{who} wait for each other: {circle}",
+        Cause.GROUP_ORDER_DEADLOCK: f"{who} wait for each other: {circle}"
+        if len(root.ranks) > 1
+        else f"{who} left the order of the others: {circle}",
         Cause.P2P_DEADLOCK: f"{who} wait for each other: {circle}",
         Cause.RANK_NOT_STARTED: f"{who} enqueued {what}, but the GPU never "
         f"started it ({wait} in it)",
@@ -118,6 +124,21 @@ def _summary(job: Job, root: Root, calls: Sequence[StuckCall]) -> str:
     return texts[root.cause]
 
 
+def _since(job: Job, calls: Sequence[StuckCall]) -> str:
+    """
+    For how long they have waited, if that is known and worth telling.
+    """
+    waited = (waited_ns(calls, job.dumps) or 0) / 1e9
+    if waited < 1:
+        return ""
+
+    return (
+        f" for {waited:.0f} s"
+        if waited < 120
+        else f" for {waited / 60:.0f} min"
+    )
+
+
 def _circle(job: Job, root: Root, calls: Sequence[StuckCall]) -> str:
     return ", ".join(
         f"{ranks_text(sorted(calls[i].waiting))} in {call_text(job, calls[i])}"
@@ -128,13 +149,15 @@ def _circle(job: Job, root: Root, calls: Sequence[StuckCall]) -> str:
 def _evidence(
     job: Job, root: Root, calls: Sequence[StuckCall]
 ) -> Iterable[Evidence]:
-    for i in root.calls[:4]:
-        rank, row = next(iter(calls[i].waiting.items()))
+    waiting = [next(iter(calls[i].waiting.items())) for i in root.calls[:4]]
+    for rank, row in waiting:
         yield record_evidence(job, rank, row)
     for rank in root.ranks[:4]:
         dump = job.dumps.by_rank.get(rank)
         if dump is not None and len(dump.entries):
             row = int(dump.entries.record_id.argmax())
+            if (rank, row) in waiting:
+                continue
             yield record_evidence(job, rank, row, what="last on record: ")
 
 
@@ -177,9 +200,9 @@ def _mismatch_summary(found: Mismatch, group: GroupRef) -> str:
 
     theirs, expected = str(found.theirs), str(found.expected)
     if found.location:
-        theirs += f" at {found.location}"
+        theirs += f" at {found.location.brief}"
     if found.elsewhere:
-        expected += f" at {found.elsewhere}"
+        expected += f" at {found.elsewhere.brief}"
     slip = _SLIP.get(found.cause)
     if slip is not None:
         return (

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...identity import Identity, current_identity
-from ..sidecar import SIDECAR_SUFFIX
+from ..sidecar import SIDECAR_SUFFIX, SidecarFrame
 from .settings import RecorderSettings
 
 
@@ -50,6 +50,8 @@ class Recording:
 
         error: The exception that was seen, in one line, or ``""``.
 
+        died_at: The stack of that exception, innermost line first.
+
         dumps: The dumps that are still on disk, oldest first.
     """
 
@@ -57,6 +59,7 @@ class Recording:
     started: float = dataclasses.field(default_factory=time.time)
     pid: int = dataclasses.field(default_factory=os.getpid)
     error: str = ""
+    died_at: tuple[SidecarFrame, ...] = ()
     dumps: list[Path] = dataclasses.field(default_factory=list)
     _numbers: Iterator[int] = dataclasses.field(
         default_factory=lambda: itertools.count(1)

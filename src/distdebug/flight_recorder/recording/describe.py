@@ -15,21 +15,26 @@ import socket
 import sys
 import threading
 import time
+import traceback
 
 from collections.abc import Callable, Collection
-from types import FrameType
+from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 from ..sidecar import Sidecar, SidecarFrame, SidecarGroup
 from .current import Recording
 
 
-__all__ = ["THREAD_PREFIX", "describe_process"]
+__all__ = ["THREAD_PREFIX", "describe_process", "traceback_frames"]
 
 T = TypeVar("T")
 
 # Threads of ours are called so, and not shown.
 THREAD_PREFIX = "distdebug"
+
+# Nobody wants to know that it is us who look.
+_OURS = str(Path(__file__).parents[2]) + os.sep
 
 _MOST_THREADS = 100
 _MOST_FRAMES = 100
@@ -74,7 +79,11 @@ def describe_process(
         torch=_or_default(_torch_version, ""),
         groups=groups,
         mesh=_mesh(groups),
-        threads=_or_default(_threads, ()) if stacks else (),
+        threads=(
+            _or_default(lambda: _threads(recording.died_at), ())
+            if stacks
+            else ()
+        ),
     )
 
 
@@ -135,7 +144,23 @@ def _mesh(groups: Collection[SidecarGroup]) -> tuple[tuple[str, int], ...]:
     return tuple((name, size) for name, (_, size) in outermost_first)
 
 
-def _threads() -> tuple[tuple[str, tuple[SidecarFrame, ...]], ...]:
+def traceback_frames(trace: TracebackType) -> tuple[SidecarFrame, ...]:
+    """
+    Where was an exception raised?  Innermost line first.
+
+    Args:
+        trace: Its traceback.
+    """
+    lines = list(traceback.walk_tb(trace))[-_MOST_FRAMES:]
+    return tuple(
+        SidecarFrame(frame.f_code.co_name, frame.f_code.co_filename, line)
+        for frame, line in reversed(lines)
+    )
+
+
+def _threads(
+    died_at: tuple[SidecarFrame, ...],
+) -> tuple[tuple[str, tuple[SidecarFrame, ...]], ...]:
     main = threading.main_thread().ident
     names = {t.ident: t.name for t in threading.enumerate()}
     names[main] = "MainThread"
@@ -147,12 +172,16 @@ def _threads() -> tuple[tuple[str, tuple[SidecarFrame, ...]], ...]:
             continue
         if name in threads:
             name = f"{name} ({ident})"
-        threads[name] = _stack(frames[ident])
+        # After an exception the main thread is only in our hook any more.
+        is_dead = ident == main and died_at
+        threads[name] = died_at if is_dead else _stack(frames[ident])
     return tuple(threads.items())
 
 
 def _stack(frame: FrameType | None) -> tuple[SidecarFrame, ...]:
     stack: list[SidecarFrame] = []
+    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.f_back
     while frame is not None and len(stack) < _MOST_FRAMES:
         code = frame.f_code
         line = frame.f_lineno or 0

@@ -23,7 +23,7 @@ from ..dump import write_dump, write_words
 from ..sidecar import write_sidecar
 from .complaints import quietly
 from .current import TRACEBACK_SUFFIX, Recording, current_recording
-from .describe import describe_process
+from .describe import describe_process, traceback_frames
 from .trace import is_in_flight
 from .whole_file import write_whole
 
@@ -40,6 +40,7 @@ def leave_words(
     reason: str,
     *,
     error: str = "",
+    trace: TracebackType | None = None,
     traceback: bytes = b"",
 ) -> None:
     """
@@ -52,9 +53,13 @@ def leave_words(
 
         error: The exception that ends the process, in one line.
 
+        trace: Where that exception was raised.
+
         traceback: What *faulthandler* said.
     """
     recording.error = error or recording.error
+    if trace is not None:
+        recording.died_at = traceback_frames(trace)
 
     def write() -> None:
         try:
@@ -141,7 +146,9 @@ def hook_ends(on_end: Callable[[], None]) -> Callable[[], None]:
     ) -> None:
         recording = current_recording()
         if recording is not None:
-            leave_words(recording, "exception", error=_in_one_line(exc))
+            leave_words(
+                recording, "exception", error=_in_one_line(exc), trace=trace
+            )
         previous(kind, exc, trace)
 
     sys.excepthook = excepthook
