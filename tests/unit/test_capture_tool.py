@@ -20,6 +20,13 @@ def python(code):
     return [sys.executable, "-S", "-c", code]
 
 
+def _is_alive(pid):
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 class TestRunTool:
     def test_output(self):
         """
@@ -47,12 +54,11 @@ class TestRunTool:
 
         assert got.status is None
         assert time.monotonic() - begin < 30
-        child = int(got.output)
-        # Nobody may have reaped it yet, which is not for us to do.
-        gone = not psutil.pid_exists(child) or (
-            psutil.Process(child).status() == psutil.STATUS_ZOMBIE
-        )
-        assert gone
+        # Killed it is; to be gone, its new parent has to reap it.
+        deadline = time.monotonic() + 30
+        while _is_alive(int(got.output)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not _is_alive(int(got.output))
 
     def test_interrupted(self, monkeypatch):
         """
