@@ -8,6 +8,7 @@ import os
 import sys
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from .cli.parser import build_parser
@@ -28,12 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit status: 0 looked and found nothing wrong, 1 found something,
         2 could not look, 130 interrupted, 141 nobody reads the output.
     """
-    for stream in (sys.stdout, sys.stderr):
-        # A terminal that has no ellipsis still gets the verdict.
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
-    args = build_parser(_program_name()).parse_args(argv)
+    _prepare_streams()
     try:
+        args = build_parser(_program_name()).parse_args(argv)
         status: int = args.run(args)
         sys.stdout.flush()
     except BrokenPipeError:
@@ -41,10 +39,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except KeyboardInterrupt:
-        print("distdebug: interrupted", file=sys.stderr)
+        _complain("interrupted")
         return 130
+    except MemoryError:
+        _complain("there is not enough memory")
+        return 2
     except (DistdebugError, OSError) as exc:
-        _complain(exc)
+        _complain(str(exc), *getattr(exc, "__notes__", ()))
         return 2
     except Exception:  # noqa: BLE001 1 would say that something was found
         sys.excepthook(*sys.exc_info())
@@ -58,12 +59,26 @@ def _program_name() -> str:
     return "python -m distdebug" if name == "__main__.py" else "distdebug"
 
 
-def _complain(exc: Exception) -> None:
+def _prepare_streams() -> None:
+    for name in ("stdin", "stdout", "stderr"):
+        # Closed by whoever started us; and the next file that is opened
+        # would be taken for it.
+        if getattr(sys, name) is None:
+            fd = os.open(os.devnull, os.O_RDWR)
+            setattr(sys, name, os.fdopen(fd, "r" if fd == 0 else "w"))
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that has no ellipsis still gets the verdict.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+def _complain(*lines: str) -> None:
     from ._text import clean
 
-    lines = (str(exc), *getattr(exc, "__notes__", ()))
     shown = [clean(line, limit=1000) for line in lines]
-    print(f"distdebug: {shown[0]}", *shown[1:], sep="\n", file=sys.stderr)
+    # If nobody can be told, there is still the exit status.
+    with suppress(OSError):
+        print(f"distdebug: {shown[0]}", *shown[1:], sep="\n", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ The command line as a whole.
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -38,6 +39,18 @@ def run_python(code):
         check=True,
         env={**os.environ, "PYTHONPATH": str(SOURCE)},
     ).stdout
+
+
+class FullDisk(io.StringIO):
+    """
+    A stream that takes nothing more.
+    """
+
+    def write(self, text):
+        """
+        Fail as the system does.
+        """
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class TestHelp:
@@ -189,6 +202,44 @@ class TestStatus:
 
         assert 130 == program.main(["diagnose", "x"])
         assert "distdebug: interrupted\n" == capsys.readouterr().err
+
+    def test_no_memory(self, fails_with, capsys):
+        """
+        Too little memory is said in one line.
+        """
+        fails_with(MemoryError())
+
+        assert 2 == program.main(["diagnose", "x"])
+        assert (
+            "distdebug: there is not enough memory\n"
+            == capsys.readouterr().err
+        )
+
+    @pytest.mark.parametrize("argv", [["--version"], ["diagnose", "x"]])
+    def test_full_disk(self, argv, monkeypatch):
+        """
+        Where nothing can be written, the status tells that we could not look.
+        """
+        monkeypatch.setattr(sys, "stdout", FullDisk())
+        monkeypatch.setattr(sys, "stderr", FullDisk())
+
+        assert 2 == program.main(argv)
+
+    def test_closed_streams(self):
+        """
+        It works with all its streams closed, and takes no file for one.
+        """
+        code = (
+            "import os, sys\n"
+            "os.closerange(0, 3)\n"
+            "sys.stdin = sys.stdout = sys.stderr = None\n"
+            "from distdebug.__main__ import main\n"
+            "status = main(['demo', '--list'])\n"
+            "fds = [f.fileno() for f in (sys.stdin, sys.stdout, sys.stderr)]\n"
+            "os._exit(status or fds != [0, 1, 2])"
+        )
+
+        assert "" == run_python(code)
 
     def test_nobody_reads(self):
         """

@@ -71,6 +71,7 @@ class TestParseName:
             ("notes", None),
             ("model_1234567890123", None),
             ("rank_99999999999", None),
+            ("rank_999999999", None),
         ],
     )
     def test_rank(self, name, rank):

@@ -157,11 +157,12 @@ class TestContent:
         assert dumps.world_size is None
         assert dumps[0].entries.retired.all()
 
-    def test_nonsense_config(self, tmp_path):
+    @pytest.mark.parametrize("ranks", ["[__import__('os')]", "[0, 999999999]"])
+    def test_nonsense_config(self, ranks, tmp_path):
         """
-        Ranks of a group are never evaluated.
+        Ranks of a group are never evaluated, and none is beyond any job.
         """
-        config = {"name": "0", "desc": "x", "ranks": "[__import__('os')]"}
+        config = {"name": "0", "desc": "x", "ranks": ranks}
         data = {"version": "2.10", "pg_config": {"0": config}, "entries": []}
         (tmp_path / "rank_0").write_bytes(pickle.dumps(data, 2))
 

@@ -3,6 +3,7 @@ What is noted beside a dump?
 """
 
 import json
+import os
 
 import pytest
 
@@ -11,6 +12,7 @@ from distdebug.flight_recorder.sidecar import (
     SidecarFrame,
     SidecarGroup,
     parse_sidecar,
+    read_sidecar,
     write_sidecar,
 )
 
@@ -57,6 +59,13 @@ def test_round_trip(tmp_path):
         {"groups": 1},
         {"threads": {"a": [{"name": "f", "filename": "a"}]}},
         {"mesh": {"dp": None}},
+        {"world_size": 2**31 - 1},
+        {"rank": 1 << 20},
+        {"groups": [{"name": "0", "ranks": [1 << 20]}]},
+        {"started": -1.0},
+        {"written": float("nan")},
+        {"written": float("inf")},
+        {"written": 1e300},
     ],
 )
 def test_not_a_sidecar(change):
@@ -84,3 +93,28 @@ def test_defaults():
         found.reason,
         found.groups,
     )
+
+
+@pytest.mark.parametrize(
+    "change", [{"mesh": []}, {"threads": []}, {"started": 10**400}]
+)
+def test_read_nonsense(tmp_path, change):
+    """
+    Whatever a file holds instead of a side-car, the error is the same.
+    """
+    path = tmp_path / "x"
+    path.write_text(json.dumps({**SIDECAR.to_json(), **change}))
+
+    with pytest.raises(ValueError, match="not a side-car"):
+        read_sidecar(path)
+
+
+def test_read_pipe(tmp_path):
+    """
+    Nobody waits for what a pipe in the place of a side-car may say.
+    """
+    path = tmp_path / "x"
+    os.mkfifo(path)
+
+    with pytest.raises(ValueError, match="no regular file"):
+        read_sidecar(path)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 
 import pytest
 
@@ -300,6 +301,31 @@ class TestReadStacks:
         (missing,) = read_stack_files(file).missing
 
         assert "larger than 10 bytes" == missing.reason
+
+    def test_deep_folder(self, tmp_path, monkeypatch):
+        """
+        A folder may be deeper than Python can call itself.
+        """
+        depth = sys.getrecursionlimit() + 50
+        monkeypatch.chdir(tmp_path)
+        for _ in range(depth):
+            os.mkdir("a")  # noqa: PTH102 nor can pathlib
+            os.chdir("a")
+        monkeypatch.chdir(tmp_path)
+
+        assert () == read_stacks(tmp_path)
+
+    def test_forbidden_folder(self, tmp_path, monkeypatch):
+        """
+        A folder that nobody may look into holds no stacks.
+        """
+
+        def refuse(path):
+            raise PermissionError(path)
+
+        monkeypatch.setattr(os, "scandir", refuse)
+
+        assert () == read_stacks(tmp_path)
 
 
 class TestModel:

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,7 +37,6 @@ Example:
 Exit status: 0 all ranks were reached; 1 some were not; 2 none was.
 """
 
-_MOST_SIDECAR = 1 << 24
 # Whoever asks for more ranks of one node has made a mistake.
 _MOST_RANKS = 1 << 16
 
@@ -125,16 +123,14 @@ def _shape(folder: Path) -> tuple[dict[str, int], int]:
     """
     Mesh and size of the job, as far as its side-cars tell.
     """
-    from ..flight_recorder.sidecar import SIDECAR_SUFFIX, parse_sidecar
+    from ..flight_recorder.sidecar import SIDECAR_SUFFIX, read_sidecar
 
     mesh: dict[str, int] = {}
     world_size = 0
     for path in sorted(folder.glob(f"*{SIDECAR_SUFFIX}")):
         try:
-            with path.open("rb") as file:
-                data = json.loads(file.read(_MOST_SIDECAR))
-            sidecar = parse_sidecar(data, str(path))
-        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            sidecar = read_sidecar(path)
+        except (OSError, ValueError):
             continue
         mesh, world_size = dict(sidecar.mesh) or mesh, sidecar.world_size
     return mesh, world_size

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import re
 import stat
@@ -19,7 +18,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from .sidecar import SIDECAR_SUFFIX, parse_sidecar
+from .sidecar import SIDECAR_SUFFIX, read_sidecar
 
 
 __all__ = ["DumpRequest", "request_dumps"]
@@ -31,8 +30,6 @@ _ANSWER = re.compile(rf"(\d+-\d+)-\d+_rank_\w+{re.escape(SIDECAR_SUFFIX)}")
 # Between two looks at the folder, in seconds; it may be on a slow disk.
 _FIRST_PAUSE = 0.01
 _LONGEST_PAUSE = 0.25
-
-_MOST_BYTES = 1 << 24
 
 
 class DumpRequest(NamedTuple):
@@ -194,10 +191,8 @@ def _fresh_sidecars(folder: Path, before: set[str]) -> dict[str, Path]:
 def _settle(row: DumpRequest, sidecar: Path, *, is_late: bool) -> DumpRequest:
     dump = sidecar.with_name(sidecar.name.removesuffix(SIDECAR_SUFFIX))
     try:
-        with sidecar.open("rb") as file:
-            data = json.loads(file.read(_MOST_BYTES))
-        answer = parse_sidecar(data, str(sidecar))
-    except (OSError, ValueError, TypeError, KeyError) as exc:
+        answer = read_sidecar(sidecar)
+    except (OSError, ValueError) as exc:
         return row._replace(status="failed", path=sidecar, reason=str(exc))
 
     if not answer.dump:

@@ -12,6 +12,8 @@ library.
 from __future__ import annotations
 
 import json
+import os
+import stat
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,15 +22,24 @@ from .recording.whole_file import write_whole
 
 
 __all__ = [
+    "MOST_RANKS",
     "SIDECAR_SUFFIX",
     "Sidecar",
     "SidecarFrame",
     "SidecarGroup",
     "parse_sidecar",
+    "read_sidecar",
     "write_sidecar",
 ]
 
 SIDECAR_SUFFIX = ".sidecar.json"
+
+# No job has more; whoever says so would have us count to a billion.
+MOST_RANKS = 1 << 20
+
+_MOST_BYTES = 64 << 20
+_MOST_NUMBER = 1 << 31
+_MOST_SECONDS = 1 << 33  # in nanoseconds, they fit into 64 bits
 
 
 class SidecarGroup(NamedTuple):
@@ -151,6 +162,41 @@ def write_sidecar(sidecar: Sidecar, dump: Path) -> Path:
     return path
 
 
+def read_sidecar(path: Path) -> Sidecar:
+    """
+    Read a side-car, whatever lies there in truth.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The side-car.
+
+    Raises:
+        OSError: The file cannot be read.
+
+        ValueError: It is not a side-car.
+    """
+    with open(path, "rb", opener=_open_at_once) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            msg = "not a side-car: it is no regular file"
+            raise ValueError(msg)
+        data = file.read(_MOST_BYTES)
+    try:
+        return parse_sidecar(json.loads(data), str(path))
+    except (
+        *(AttributeError, KeyError, OverflowError),
+        *(RecursionError, TypeError, ValueError),
+    ) as exc:
+        msg = f"not a side-car: {type(exc).__name__}: {exc}"
+        raise ValueError(msg) from None
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    # A pipe would have us wait until somebody writes to it.
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def parse_sidecar(data: Any, path: str) -> Sidecar:
     """
     Build a side-car from the JSON of a file.
@@ -164,7 +210,8 @@ def parse_sidecar(data: Any, path: str) -> Sidecar:
         The side-car.  Fields that are absent have their defaults.
 
     Raises:
-        ValueError, TypeError, KeyError: *data* is not a side-car.
+        AttributeError, KeyError, OverflowError, TypeError, ValueError: *data*
+            is not a side-car.
     """
     if data["kind"] != "distdebug-sidecar":
         msg = f"not a side-car: {path}"
@@ -172,12 +219,12 @@ def parse_sidecar(data: Any, path: str) -> Sidecar:
 
     return Sidecar(
         path=path,
-        rank=_count(data["rank"]),
-        world_size=_count(data["world_size"]),
+        rank=_count(data["rank"], MOST_RANKS),
+        world_size=_count(data["world_size"], MOST_RANKS + 1),
         host=str(data.get("host", "")),
         pid=_count(data.get("pid", 0)),
-        started=float(data.get("started", 0)),
-        written=float(data.get("written", 0)),
+        started=_moment(data.get("started", 0)),
+        written=_moment(data.get("written", 0)),
         reason=str(data.get("reason", "")),
         error=str(data.get("error", "")),
         dump=str(data.get("dump", "")),
@@ -194,19 +241,29 @@ def parse_sidecar(data: Any, path: str) -> Sidecar:
     )
 
 
-def _count(value: Any) -> int:
-    if not isinstance(value, int) or not 0 <= value < 2**31:
-        msg = f"not a count: {value!r:.80}"
+def _count(value: Any, most: int = _MOST_NUMBER) -> int:
+    if not isinstance(value, int) or not 0 <= value < most:
+        msg = f"not a count below {most}: {value!r:.80}"
         raise ValueError(msg)
 
     return value
+
+
+def _moment(value: Any) -> float:
+    seconds = float(value)
+    # Neither holds for what is not a number.
+    if not 0 <= seconds < _MOST_SECONDS:
+        msg = f"not a moment: {seconds}"
+        raise ValueError(msg)
+
+    return seconds
 
 
 def _group(data: Any) -> SidecarGroup:
     return SidecarGroup(
         name=str(data["name"]),
         desc=str(data.get("desc", "")),
-        ranks=tuple(_count(r) for r in data["ranks"]),
+        ranks=tuple(_count(r, MOST_RANKS) for r in data["ranks"]),
         backend=str(data.get("backend", "")),
     )
 

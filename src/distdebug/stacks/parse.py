@@ -148,11 +148,7 @@ def _files_in(folder: Path) -> list[Path]:
     """
     The files of stacks in a folder, each process once.
     """
-    files = sorted(
-        file
-        for file in folder.rglob("pyspy_*")
-        if _FILE_NAME.fullmatch(file.name)
-    )
+    files = sorted(f for f in _below(folder) if _FILE_NAME.fullmatch(f.name))
     # JSON says more than the text beside it.
     names = set(files)
     return [
@@ -160,6 +156,20 @@ def _files_in(folder: Path) -> list[Path]:
         for file in files
         if file.suffix == ".json" or file.with_suffix(".json") not in names
     ]
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    # Those of Python call themselves once per level, of which there may be
+    # more than that can be done.
+    todo = [str(folder)]
+    while todo:
+        try:
+            entries = list(os.scandir(todo.pop()))
+        except OSError:
+            continue
+
+        yield from map(Path, entries)
+        todo += (e.path for e in entries if e.is_dir(follow_symlinks=False))
 
 
 def _read_text(file: Path) -> str:

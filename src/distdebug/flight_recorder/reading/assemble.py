@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ...errors import DumpFormatError
 from ..columns import Entries, Frame, GroupConfig, GroupStatus, RankDump, Shape
+from ..sidecar import MOST_RANKS
 from .decode import LENGTHS, Message
 from .extract import COLUMNS
 from .files import DumpFile
@@ -266,7 +267,8 @@ def _parse_ranks(text: str) -> tuple[int, ...]:
     if not _RANKS.fullmatch(text):
         return ()
 
-    return tuple(int(rank) for rank in re.findall("[0-9]+", text))
+    ranks = tuple(int(rank) for rank in re.findall("[0-9]+", text))
+    return ranks if max(ranks, default=0) < MOST_RANKS else ()
 
 
 def _is_wrapped(

@@ -7,7 +7,6 @@ has to.  Folders hold other files, too: those are left alone.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import stat
@@ -17,13 +16,12 @@ from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from ...findings import Missing
-from ..sidecar import SIDECAR_SUFFIX, Sidecar, parse_sidecar
+from ..sidecar import MOST_RANKS, SIDECAR_SUFFIX, Sidecar, read_sidecar
 
 
 __all__ = ["DumpFile", "FileName", "Found", "find_files", "parse_name"]
 
 _DEPTH_LIMIT = 32
-_SIDECAR_LIMIT = 64 << 20
 
 _SUFFIXES = {
     *(".bin", ".dat", ".dump", ".fr", ".gz"),
@@ -187,11 +185,11 @@ def parse_name(path: str) -> FileName:
     if not matches:
         return FileName(None, "", stem, is_dump_like=False)
 
-    found = matches[-1]
+    found, number = matches[-1], int(matches[-1][1])
     rest = f"{stem[: found.start()]}_{stem[found.end() :]}"
     host = _WORDS.sub("", rest).strip("_-.")
     return FileName(
-        rank=int(found[1]),
+        rank=number if number < MOST_RANKS else None,
         # A number alone is a time or a process.
         host=host if re.search(r"[a-z]", host, re.IGNORECASE) else "",
         family=re.sub(r"[0-9]+", "#", stem),
@@ -251,17 +249,12 @@ def _read_sidecar(
     path: str, sidecars: dict[str, Sidecar], problems: list[Missing]
 ) -> None:
     try:
-        with Path(path).open("rb") as file:
-            data = file.read(_SIDECAR_LIMIT)
-        sidecars[path] = parse_sidecar(json.loads(data), path)
-    except (
-        *(AttributeError, KeyError, OSError, OverflowError),
-        *(RecursionError, TypeError, ValueError),
-    ) as exc:
+        sidecars[path] = read_sidecar(Path(path))
+    except (OSError, ValueError) as exc:
         problems.append(
             Missing(
                 what="sidecar",
-                reason=f"not a side-car: {type(exc).__name__}: {exc}",
+                reason=str(exc),
                 rank=parse_name(path.removesuffix(SIDECAR_SUFFIX)).rank,
                 source=path,
             )
