@@ -32,6 +32,8 @@ _GUESSED = {
 }
 
 
+# As many ranks in a row without a dump are taken for a lost node.
+_SMALLEST_NODE = 3
 # Every two ranks of a circle are compared.
 _LARGEST_CIRCLE = 64
 
@@ -219,12 +221,32 @@ def _likeliest(
 
     A rank whose dump was merely lost still takes part in its own small groups.
     """
-    stuck = Counter(r for c in calls if not c.p2p for r in c.missing)
+    stuck = Counter(
+        r for _, r in {(c.group, r) for c in calls for r in c.missing}
+    )
     used = Counter(
         r for s in states if s.positions for r in s.missing if _was_used(s)
     )
     share = {r: stuck[r] / max(used[r], 1) for r in missing}
-    return {r for r in missing if share[r] >= max(share.values())}
+    likeliest = {r for r in missing if share[r] >= max(share.values())}
+    return _with_their_nodes(likeliest, missing)
+
+
+def _with_their_nodes(likeliest: set[int], missing: set[int]) -> set[int]:
+    """
+    Add the neighbours: ranks are numbered node by node, and nodes die whole.
+    """
+    for rank in sorted(likeliest):
+        run = {rank}
+        for step in (-1, 1):
+            neighbour = rank + step
+            while neighbour in missing:
+                run.add(neighbour)
+                neighbour += step
+        if len(run) >= _SMALLEST_NODE:
+            likeliest = likeliest | run
+
+    return likeliest
 
 
 def _was_used(state: GroupState) -> bool:

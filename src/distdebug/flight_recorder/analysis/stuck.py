@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 
-from ..columns import Dumps
+from ..columns import Dumps, RankDump
 from .p2p import Channel, Side
 from .progress import GroupState, Position
 
@@ -27,6 +27,9 @@ __all__ = [
     "links",
     "since_ns",
 ]
+
+# Dumps of one hang are not taken further apart; an older one was left over.
+_LONGEST_BETWEEN_DUMPS_NS = 60 * 10**9
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -129,8 +132,12 @@ def find_stuck_calls(
     Returns:
         The calls; of a group, at most one collective.
     """
-    calls = [_stuck_collective(i, s, outdated) for i, s in enumerate(states)]
-    return [*filter(None, calls), *_stuck_p2p(channels, dumps)]
+    calls = [
+        _without_left_overs(call, outdated, dumps)
+        for i, s in enumerate(states)
+        if (call := _stuck_collective(i, s, outdated)) is not None
+    ]
+    return [*calls, *_stuck_p2p(channels, dumps, outdated)]
 
 
 def _stuck_collective(
@@ -161,6 +168,33 @@ def _stuck_collective(
     )
 
 
+def _without_left_overs(
+    call: StuckCall, outdated: frozenset[int], dumps: Dumps
+) -> StuckCall:
+    """
+    Count ranks as missing whose dump ends long before the call began.
+    """
+    limit = since_ns(call, dumps) - _LONGEST_BETWEEN_DUMPS_NS
+    gone = {
+        r
+        for r in outdated.intersection(call.unknown)
+        if dumps[r].sidecar is None and _last_sign_ns(dumps[r]) < limit
+    }
+    if not gone:
+        return call
+
+    return attrs.evolve(
+        call,
+        missing=tuple(sorted(gone.union(call.missing))),
+        unknown=tuple(r for r in call.unknown if r not in gone),
+    )
+
+
+def _last_sign_ns(dump: RankDump) -> int:
+    e = dump.entries
+    return int(max(e.created_ns.max(initial=0), e.completed_ns.max(initial=0)))
+
+
 def _waits_in(p: Position, done: int) -> int:
     """
     The oldest call that *p* waits in, if everyone entered up to *done*.
@@ -172,7 +206,7 @@ def _waits_in(p: Position, done: int) -> int:
 
 
 def _stuck_p2p(
-    channels: Iterable[Channel], dumps: Dumps
+    channels: Iterable[Channel], dumps: Dumps, outdated: frozenset[int]
 ) -> Iterator[StuckCall]:
     for c in channels:
         for mine, theirs, peer in (
@@ -184,7 +218,10 @@ def _stuck_p2p(
             met = _is_met(mine, theirs)
             if met and mine is c.send:
                 continue  # Told once, from the side of the receiver.
-            yield _p2p_call(c, mine, theirs if met else None, peer, dumps)
+            call = _p2p_call(c, mine, theirs if met else None, peer, dumps)
+            if peer in outdated:
+                call = attrs.evolve(call, absent=(), unknown=call.absent)
+            yield call
 
 
 def _is_met(mine: Side, theirs: Side | None) -> bool:
