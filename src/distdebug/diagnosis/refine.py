@@ -34,7 +34,7 @@ _LASTING = {
     Cause.SIZE_MISMATCH,
     Cause.DTYPE_MISMATCH,
 }
-# Clocks of hosts differ, and dying takes a moment.
+# By so much the clocks of hosts may differ.
 _SLACK_S = 0.5
 
 
@@ -81,8 +81,8 @@ def _after_the_end(diagnosis: Diagnosis, dumps: Dumps) -> Diagnosis:
     healthy = Finding(
         cause=Cause.HEALTHY,
         ranks=(),
-        summary=f"the job ended without an error on all "
-        f"{len(dumps.sidecars)} ranks",
+        summary="the job ended without an error on "
+        f"{ranks_text(dumps.sidecars)}",
         confidence="certain",
     )
     return attrs.evolve(
@@ -91,6 +91,9 @@ def _after_the_end(diagnosis: Diagnosis, dumps: Dumps) -> Diagnosis:
         findings=findings,
         victims=(),
         missing=tuple(m for m in diagnosis.missing if m.source is not None),
+        groups=tuple(
+            attrs.evolve(g, waiting=(), absent=()) for g in diagnosis.groups
+        ),
     )
 
 
@@ -98,21 +101,24 @@ def _died(views: Mapping[int, HostView], dumps: Dumps) -> Finding | None:
     """
     The first rank that an exception ended, which no other rank caused.
     """
-    first_failed = min(
+    others_ended = min(
         (
             s.written
             for s in dumps.sidecars.values()
-            if failed_in_call(s.error)
+            if failed_in_call(s.error) or s.reason == "SIGTERM"
         ),
         default=math.inf,
     )
+    clocks = {s.host for s in dumps.sidecars.values()}
+    slack_s = _SLACK_S if len(clocks) > 1 else 0.0
     died = sorted(
         (
             v
             for v in views.values()
             if _ended_itself(v.error)
-            # Whoever dies after calls have failed dies because of that.
-            and dumps.sidecars[v.rank].written <= first_failed + _SLACK_S
+            # Whoever dies after calls have failed, or while the job is being
+            # ended, dies because of that.
+            and dumps.sidecars[v.rank].written <= others_ended + slack_s
         ),
         key=lambda v: dumps.sidecars[v.rank].written,
     )
@@ -252,14 +258,16 @@ def _if_alive(finding: Finding, seen: list[HostView]) -> Finding:
 
     stopped = [v.rank for v in alive if v.state == "stopped"]
     ranks = tuple(stopped or [v.rank for v in alive])
+    others = [r for r in finding.ranks if r not in ranks]
     state = "stopped" if stopped else "alive"
     verb = "is" if len(ranks) == 1 else "are"
+    nor = f" (nor did {ranks_text(others)})" if others else ""
     return attrs.evolve(
         finding,
         cause=Cause.STOPPED if stopped else Cause.RANK_NOT_ARRIVED,
         ranks=ranks,
         confidence="likely",
-        summary=f"{ranks_text(ranks)} {verb} {state}, and gave no dump; "
+        summary=f"{ranks_text(ranks)} {verb} {state}, and gave no dump{nor}; "
         f"{finding.summary.partition('; ')[2]}",
         remedy="let it go on (kill -CONT), or find who stopped it"
         if stopped

@@ -165,7 +165,11 @@ def _judge(at: _Meeting, kinds: Sequence[tuple[Call, list[int]]]) -> Mismatch:
         cause = (
             Cause.SKIPPED_COLLECTIVE
             if is_next_by_habit(*streams, at.seq)
-            else _kind_of(theirs, expected, order_in_program(*stacks))
+            else _kind_of(
+                theirs,
+                expected,
+                0 if mine == others else order_in_program(*stacks),
+            )
         )
     culprits = {r for _, ranks in kinds[1:] for r in ranks}
     return Mismatch(
