@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from distdebug.diagnosis import diagnose
+from distdebug.findings import Cause
 from distdebug.flight_recorder.request import request_dumps
 
 
@@ -195,6 +197,24 @@ class TestEnds:
         assert "ValueError: no data" in err
         assert "ValueError: no data left" == sidecar["error"]
         assert b"all_reduce" in (tmp_path / "d" / sidecar["dump"]).read_bytes()
+        assert ["fail", "<module>"] == [
+            f["name"] for f in sidecar["threads"]["MainThread"]
+        ]
+
+    def test_line_of_exception(self, tmp_path):
+        """
+        The diagnosis names the line that raised the exception.
+        """
+        with gloo_job("fail", tmp_path / "d") as (process, other):
+            await_(lambda: sidecars(tmp_path / "d", reason="exit"))
+            other.stdin.close()
+            process.communicate(timeout=30)
+
+        verdict = diagnose(tmp_path / "d").verdict
+        lines = (PROGRAMS / "record_rank.py").read_text().splitlines()
+        assert (Cause.RANK_CRASHED, (0,)) == (verdict.cause, verdict.ranks)
+        assert "fail" == verdict.location.function
+        assert "    raise ValueError(msg)" == lines[verdict.location.line - 1]
 
     def test_exit_in_flight(self, tmp_path):
         """

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 
+from distdebug.__main__ import main
 from distdebug.diagnosis import diagnose
 from distdebug.errors import NoDumpsError
 from distdebug.findings import Cause
@@ -136,6 +137,76 @@ def test_unreadable_dumps(tmp_path):
 
     assert Cause.SLEEPING is diagnosis.verdict.cause
     assert [0] == [m.rank for m in diagnosis.missing]
+
+
+@pytest.fixture(name="ended")
+def _ended(tmp_path):
+    """
+    The side-cars of two ranks that ended well, and no dump.
+    """
+    for rank in (0, 1):
+        sidecar = Sidecar(
+            path="",
+            rank=rank,
+            world_size=2,
+            host="node1",
+            pid=7 + rank,
+            started=1_750_000_000.0,
+            written=1_750_000_001.0,
+            reason="exit",
+        )
+        write_sidecar(sidecar, tmp_path / f"nccl_trace_rank_{rank}")
+    return tmp_path
+
+
+def test_ended(ended):
+    """
+    A job that ended well leaves no dump, and needs none.
+    """
+    diagnosis = diagnose(ended)
+
+    assert diagnosis.is_healthy
+    assert () == diagnosis.missing
+    assert "the job ended without an error on ranks 0-1" == (
+        diagnosis.verdict.summary
+    )
+
+
+def test_ended_exit_status(ended, capsys):
+    """
+    To a shell that is success.
+    """
+    status = main(["diagnose", str(ended)])
+
+    assert 0 == status
+    assert capsys.readouterr().out.startswith("the job ended without an error")
+
+
+def test_ended_before_stacks(ended):
+    """
+    What it did before its end does not matter then.
+    """
+    write_stack(ended, 1, ("sleep", "train.py", 40))
+
+    assert diagnose(ended).is_healthy
+
+
+def test_ended_after_hang(hang):
+    """
+    Neither do dumps that somebody took before the end.
+    """
+    for rank in range(4):
+        fields = {"rank": rank, "world_size": 4, "host": "n", "pid": rank}
+        sidecar = Sidecar(
+            path="",
+            **fields,
+            started=1_750_000_000.0,
+            written=1_750_000_900.0,
+            reason="exit",
+        )
+        write_sidecar(sidecar, hang / f"end_rank_{rank}")
+
+    assert diagnose(hang).is_healthy
 
 
 def test_nothing(tmp_path):

@@ -4,11 +4,18 @@ What a rank was doing on its host, joined with what the dumps say.
 
 from __future__ import annotations
 
+import os
+import signal
+import socket
+import subprocess
+import time
+
+import attrs
 import pytest
 
-from distdebug.diagnosis.hosts import host_views
+from distdebug.diagnosis.hosts import ended_well, host_views
 from distdebug.diagnosis.refine import refine
-from distdebug.findings import Cause, Location
+from distdebug.findings import Cause, Location, Missing
 from distdebug.flight_recorder.analysis.analyze import analyze_dumps
 from distdebug.flight_recorder.sidecar import Sidecar, SidecarFrame
 from distdebug.stacks.model import ProcessStacks, StackFrame, ThreadStack
@@ -291,6 +298,45 @@ class TestEnd:
         assert Cause.RANK_CRASHED is diagnosis.verdict.cause
         assert diagnosis.verdict.group is None
 
+    @pytest.mark.parametrize(
+        "before",
+        [
+            {"error": "RuntimeError: Connection closed by peer [10.0.0.1]:1"},
+            {"reason": "SIGTERM"},
+        ],
+    )
+    @pytest.mark.parametrize(
+        ("after_s", "host", "expected"),
+        [
+            (-5.0, "node1", Cause.RANK_CRASHED),
+            (0.3, "node2", Cause.RANK_CRASHED),
+            (5.0, "node1", Cause.RANK_NOT_ARRIVED),
+            (5.0, "node2", Cause.RANK_NOT_ARRIVED),
+        ],
+    )
+    def test_after_others(self, diagnose, before, after_s, host, expected):
+        """
+        Who dies after calls have failed elsewhere, or others were ended, dies
+        because of that, as far as the clocks of several hosts can tell.
+        """
+        failed = sidecar(1, written=500.0, **before)
+        died = sidecar(
+            3, error="KeyError: 'loss'", written=500.0 + after_s, host=host
+        )
+
+        verdict = diagnose(failed, died).verdict
+
+        assert expected is verdict.cause
+
+    def test_interruption(self, diagnose):
+        """
+        Being interrupted is no failed call.
+        """
+        stopped = sidecar(1, error="KeyboardInterrupt: ", written=500.0)
+        died = sidecar(3, error="KeyError: 'loss'", written=600.0)
+
+        assert (3,) == diagnose(stopped, died).verdict.ranks
+
     @pytest.mark.parametrize("missing", [(), (2,)])
     def test_exit(self, diagnose, missing):
         """
@@ -308,3 +354,237 @@ class TestEnd:
 
         assert Cause.RANK_CRASHED is verdict.cause
         assert verdict.detail_cause is None
+
+
+def exits(**options):
+    """
+    The side-cars of four ranks that came to their end.
+    """
+    return [sidecar(r, reason="exit", **options) for r in range(4)]
+
+
+class TestEndedWell:
+    @pytest.mark.parametrize("missing", [(), (2,), (0, 1, 2, 3)])
+    def test_healthy(self, diagnose, missing):
+        """
+        A job that ended without an error was healthy, whatever older dumps
+        show, or do not.
+        """
+        diagnosis = diagnose(*exits(), missing=missing)
+
+        assert diagnosis.is_healthy
+        assert "the job ended without an error on ranks 0-3" == (
+            diagnosis.verdict.summary
+        )
+        assert "certain" == diagnosis.verdict.confidence
+        assert ((), ()) == (diagnosis.findings, diagnosis.victims)
+        assert () == diagnosis.missing
+        assert all(not (g.waiting or g.absent) for g in diagnosis.groups)
+
+    def test_progress(self, diagnose):
+        """
+        How far the groups were is still told.
+        """
+        (group,) = diagnose(*exits()).groups
+
+        assert (1, 2) == (group.last_completed, group.furthest)
+
+    def test_unreadable(self, dumps_of):
+        """
+        A file that could not be read is still told.
+        """
+        dumps = attrs.evolve(
+            dumps_of(SimulatedJob(4), sidecars={s.rank: s for s in exits()}),
+            problems=(Missing(what="dump", reason="damaged", source="x"),),
+        )
+
+        found = analyze_dumps(dumps).to_diagnosis()
+        diagnosis = refine(found, host_views(dumps, ()), dumps)
+
+        assert ["x"] == [m.source for m in diagnosis.missing]
+        assert diagnosis.is_healthy
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            {"error": "OSError: x"},
+            {"reason": "start"},
+            {"reason": "request"},
+            {"reason": "SIGTERM"},
+        ],
+    )
+    def test_not_all(self, diagnose, other):
+        """
+        If one rank did not end well, the waits count.
+        """
+        odd = sidecar(2, **{"reason": "exit", **other})
+        others = [s for s in exits() if s.rank != 2]
+
+        diagnosis = diagnose(*others, odd)
+
+        assert not diagnosis.is_healthy
+        assert (2,) == diagnosis.verdict.ranks
+
+    def test_one_is_silent(self, diagnose):
+        """
+        Likewise if one rank left no side-car.
+        """
+        verdict = diagnose(*exits()[:2], exits()[3]).verdict
+
+        assert (Cause.RANK_NOT_ARRIVED, (2,)) == (verdict.cause, verdict.ranks)
+
+    def test_nobody(self, dumps_of):
+        """
+        Without side-cars nobody knows how it ended.
+        """
+        assert not ended_well(dumps_of(SimulatedJob(2)))
+
+    def test_lasting(self, dumps_of):
+        """
+        What was wrong without stopping the job is still told.
+        """
+        job = SimulatedJob(4)
+        job.collective("all_reduce", ranks=[0, 1, 2])
+        job.collective("all_reduce", ranks=[3], sizes=[[7]])
+        dumps = dumps_of(job, sidecars={s.rank: s for s in exits()})
+
+        found = analyze_dumps(dumps).to_diagnosis()
+        diagnosis = refine(found, host_views(dumps, ()), dumps)
+
+        assert (Cause.SIZE_MISMATCH, (3,)) == (
+            diagnosis.verdict.cause,
+            diagnosis.verdict.ranks,
+        )
+        assert [diagnosis.verdict] == list(diagnosis.findings)
+
+
+@pytest.fixture(name="start")
+def _start():
+    """
+    Starts processes that do nothing, and ends them.
+    """
+    started = []
+
+    def start(command="sleep"):
+        started.append(subprocess.Popen([command, "60"]))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.kill()
+        one.wait()
+
+
+def stop(one):
+    """
+    Stop a child, and wait until it is.
+    """
+    one.send_signal(signal.SIGSTOP)
+    os.waitpid(one.pid, os.WUNTRACED)
+
+
+def of_process(rank, one, **options):
+    """
+    The side-car that a process of this machine wrote just now.
+    """
+    fields = {
+        "pid": one.pid,
+        "host": socket.gethostname(),
+        "started": time.time(),
+        "reason": "start",
+    }
+    return sidecar(rank, **(fields | options))
+
+
+class TestProcess:
+    def test_stopped(self, diagnose, start):
+        """
+        A rank without a dump whose process is stopped is stopped.
+        """
+        one = start()
+        stop(one)
+
+        verdict = diagnose(of_process(2, one), missing=[2]).verdict
+
+        assert (Cause.STOPPED, (2,)) == (verdict.cause, verdict.ranks)
+        assert "likely" == verdict.confidence
+        assert (
+            "rank 2 is stopped, and gave no dump; 3 ranks wait for it in "
+            "all_reduce #2 of group 'default_pg'" == verdict.summary
+        )
+        assert "kill -CONT" in verdict.remedy
+
+    def test_alive(self, diagnose, start):
+        """
+        One that is alive did not crash; it does not answer.
+        """
+        verdict = diagnose(of_process(2, start()), missing=[2]).verdict
+
+        assert (Cause.RANK_NOT_ARRIVED, (2,)) == (verdict.cause, verdict.ranks)
+        assert verdict.summary.startswith("rank 2 is alive, and gave no dump;")
+        assert "take its stacks" in verdict.remedy
+
+    def test_several(self, diagnose, start):
+        """
+        Of several, those that are stopped hold up the others.
+        """
+        stopped = [start(), start()]
+        for one in stopped:
+            stop(one)
+        ones = [*stopped, start()]
+
+        verdict = diagnose(
+            *(of_process(r, p) for r, p in enumerate(ones, 1)),
+            missing=[1, 2, 3],
+            absent=(1, 2, 3),
+        ).verdict
+
+        assert (Cause.STOPPED, (1, 2)) == (verdict.cause, verdict.ranks)
+        assert verdict.summary.startswith(
+            "ranks 1-2 are stopped, and gave no dump (nor did rank 3); 1 rank"
+        )
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            # Another machine has processes of its own.
+            {"host": "elsewhere"},
+            # The number belongs to a process that is younger than the rank.
+            {"started": 1_000_000_000.0},
+            {"pid": 0},
+        ],
+    )
+    def test_other(self, diagnose, start, options):
+        """
+        A process that may be another one says nothing.
+        """
+        one = start()
+        stop(one)
+
+        verdict = diagnose(of_process(2, one, **options), missing=[2]).verdict
+
+        assert diagnose(missing=[2]).verdict == verdict
+        assert Cause.RANK_CRASHED is verdict.cause
+
+    def test_dead(self, diagnose, start):
+        """
+        Neither does one that is dead, whether or not its parent knows.
+        """
+        one = start("true")
+        os.waitid(os.P_PID, one.pid, os.WEXITED | os.WNOWAIT)
+        told = of_process(2, one)
+
+        as_zombie = diagnose(told, missing=[2]).verdict
+        one.wait()
+        as_gone = diagnose(told, missing=[2]).verdict
+
+        assert Cause.RANK_CRASHED is as_zombie.cause
+        assert as_zombie == as_gone
+
+    def test_with_dump(self, diagnose, start):
+        """
+        A rank that gave a dump is judged by it.
+        """
+        verdict = diagnose(of_process(2, start(), stack=LOADER)).verdict
+
+        assert Cause.DATALOADER_WAIT is verdict.detail_cause

@@ -17,7 +17,7 @@ from ..flight_recorder.analysis.analyze import analyze_dumps
 from ..flight_recorder.read import read_dumps
 from ..stacks.explain import explain_stacks
 from ..stacks.parse import StackFiles, read_stack_files
-from .hosts import host_views
+from .hosts import ended_well, host_views
 from .refine import refine
 
 
@@ -52,7 +52,7 @@ def diagnose(
         return _from_stacks(found)
 
     diagnosis = analyze_dumps(dumps).to_diagnosis()
-    if found.stacks and not len(dumps):
+    if found.stacks and not (len(dumps) or ended_well(dumps)):
         unread = (*diagnosis.missing, *found.missing)
         return attrs.evolve(_from_stacks(found), missing=unread)
 

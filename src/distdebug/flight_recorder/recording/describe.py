@@ -34,7 +34,7 @@ T = TypeVar("T")
 THREAD_PREFIX = "distdebug"
 
 # Nobody wants to know that it is us who look.
-_OURS = str(Path(__file__).parents[2]) + os.sep
+_OURS = str(Path(__file__).parents[1]) + os.sep
 
 _MOST_THREADS = 100
 _MOST_FRAMES = 100
@@ -153,7 +153,7 @@ def traceback_frames(trace: TracebackType) -> tuple[SidecarFrame, ...]:
     """
     lines = list(traceback.walk_tb(trace))[-_MOST_FRAMES:]
     return tuple(
-        SidecarFrame(frame.f_code.co_name, frame.f_code.co_filename, line)
+        SidecarFrame(frame.f_code.co_name, frame.f_code.co_filename, line or 0)
         for frame, line in reversed(lines)
     )
 

@@ -89,21 +89,34 @@ def note_end(recording: Recording) -> None:
     That is a dump if a call was in flight, unless an exception has caused one
     already, and the last side-car.
     """
-    error = _pending_error()
-    if error or (is_in_flight() and not recording.error):
-        leave_words(recording, "exit-after-error", error=error)
+    exc = _pending_exception()
+    if exc is not None:
+        leave_words(
+            recording,
+            "exit-after-error",
+            error=_in_one_line(exc),
+            trace=exc.__traceback__,
+        )
+    elif is_in_flight() and not recording.error:
+        leave_words(recording, "exit-after-error")
     quietly(lambda: _note(recording, "exit"))
 
 
 def _note(recording: Recording, reason: str) -> None:
     file = recording.torch_path()
     dump = file.name if file.exists() else ""
-    sidecar = describe_process(recording, reason, dump=dump, stacks=False)
+    sidecar = describe_process(
+        recording,
+        reason,
+        dump=dump,
+        # The last side-car counts, so it has to tell where the rank died.
+        stacks=bool(recording.died_at),
+    )
     if sidecar is not None:
         write_sidecar(sidecar, file)
 
 
-def _pending_error() -> str:
+def _pending_exception() -> BaseException | None:
     """
     The exception that ends a child of :mod:`multiprocessing`.
 
@@ -112,9 +125,9 @@ def _pending_error() -> str:
     exc = sys.exception()
     while isinstance(exc, SystemExit):
         if exc.code in {None, 0}:
-            return ""
+            return None
         exc = exc.__context__ or Exception(f"exit status {exc.code}")
-    return "" if exc is None else _in_one_line(exc)
+    return exc
 
 
 def _in_one_line(exc: BaseException) -> str:
