@@ -14,6 +14,7 @@ from distdebug.ranks import (
     fold_ranks,
     parse_rank_option,
     parse_ranks,
+    ranks_text,
     unfold_ranks,
 )
 
@@ -399,3 +400,20 @@ class TestMesh:
         """
         with pytest.raises(MeshError, match=expected):
             Mesh(sizes)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "expected"),
+    [
+        ([3], "rank 3"),
+        ([12], "rank 12"),
+        ({2, 1}, "ranks 1-2"),
+        ([0, 1, 2, 7], "ranks 0-2,7"),
+        ([], "ranks "),
+    ],
+)
+def test_text(ranks, expected):
+    """
+    In a sentence, one rank is one, and more are folded.
+    """
+    assert expected == ranks_text(ranks)

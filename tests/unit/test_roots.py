@@ -4,6 +4,8 @@ Where the waiting begins, if there is more than one place.
 
 from __future__ import annotations
 
+import pytest
+
 from distdebug.findings import Cause
 from distdebug.flight_recorder.analysis.analyze import analyze_dumps
 from distdebug.testing import SimulatedJob
@@ -122,3 +124,85 @@ def test_elsewhere(dumps_of):
         (Cause.RANK_NOT_ARRIVED, (1,)),
         (Cause.RANK_CRASHED, (3,)),
     ] == found(dumps_of(job, missing=[3]))
+
+
+class TestOddOneOut:
+    def stray(self, *descs):
+        """
+        Rank 3 of a mesh of 2 x 2 goes into a barrier of the world, while all
+        others step on.
+        """
+        job = SimulatedJob(4)
+        tp, dp = descs
+        across = [job.new_group(ranks, tp) for ranks in ([0, 1], [2, 3])]
+        along = [job.new_group(ranks, dp) for ranks in ([0, 2], [1, 3])]
+        for group in (*across, *along) * 3:
+            job.collective("all_reduce", group)
+        job.collective("barrier", ranks=[3])
+        job.collective("all_reduce", across[0])
+        job.collective("all_reduce", across[1], ranks=[2])
+        job.collective("all_reduce", along[0], ranks=[0])
+        job.collective("all_reduce", along[1], ranks=[1])
+        return job
+
+    @pytest.mark.parametrize(
+        "descs", [("mesh_tp", "mesh_dp"), ("undefined", "undefined")]
+    )
+    def test_one(self, dumps_of, descs):
+        """
+        The rank that contradicts all others left their order.
+        """
+        report = analyze_dumps(dumps_of(self.stray(*descs)))
+
+        (finding,) = report.findings
+        assert (Cause.GROUP_ORDER_DEADLOCK, (3,)) == (
+            finding.cause,
+            finding.ranks,
+        )
+        assert finding.summary.startswith(
+            "rank 3 left the order of the others: "
+        )
+        assert "rank 3 in barrier #1 of group 'default_pg'" in finding.summary
+        assert (0, 1, 2) == report.victims
+
+    def test_one_against_one(self, dumps_of):
+        """
+        Of two ranks that contradict each other, neither is the odd one.
+        """
+        job = SimulatedJob(2)
+        tp = job.new_group([0, 1], "mesh_tp")
+        job.collective("barrier", ranks=[1])
+        job.collective("all_reduce", tp, ranks=[0])
+
+        assert [(Cause.GROUP_ORDER_DEADLOCK, (0, 1))] == found(dumps_of(job))
+
+    def test_two_against_two(self, dumps_of):
+        """
+        Where no single rank explains the circle, all are named.
+        """
+        job = SimulatedJob(4)
+        a, b = (job.new_group(range(4), name) for name in "ab")
+        job.collective("all_reduce", a, ranks=[0, 1])
+        job.collective("all_reduce", b, ranks=[2, 3])
+
+        dumps = dumps_of(job)
+
+        assert [(Cause.GROUP_ORDER_DEADLOCK, (0, 1, 2, 3))] == found(dumps)
+        assert (
+            "ranks 0-3 wait for each other: ranks 0-1 in all_reduce #1 of "
+            "group 'a', ranks 2-3 in all_reduce #1 of group 'b'"
+            == analyze_dumps(dumps).verdict.summary
+        )
+
+    def test_large(self, dumps_of):
+        """
+        In a circle of very many not every two ranks are compared.
+        """
+        job = SimulatedJob(66)
+        a, b = (job.new_group(range(66), name) for name in "ab")
+        job.collective("all_reduce", a, ranks=[0])
+        job.collective("all_reduce", b, ranks=range(1, 66))
+
+        assert [(Cause.GROUP_ORDER_DEADLOCK, tuple(range(66)))] == found(
+            dumps_of(job)
+        )

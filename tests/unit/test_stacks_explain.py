@@ -11,7 +11,7 @@ import pytest
 from distdebug.findings import Cause
 from distdebug.stacks.explain import explain_stacks, explain_threads
 from distdebug.stacks.model import ProcessStacks, StackFrame, ThreadStack
-from distdebug.stacks.rules import CODE_RULES, DOING, RULES
+from distdebug.stacks.rules import CODE_RULES, DOING, NAME_RULES, RULES
 
 
 LIB = "/usr/lib/python3.11"
@@ -175,10 +175,13 @@ CODE = [
     (Cause.SUBPROCESS_WAIT, "os.waitpid(pid, 0)"),
     (Cause.LOCK_DEADLOCK, "with self._lock:"),
     (Cause.LOCK_DEADLOCK, "lock.acquire()"),
+    (Cause.LOCK_DEADLOCK, "fcntl.flock(file, fcntl.LOCK_EX)"),
+    (Cause.LOCK_DEADLOCK, "lockf(file, LOCK_EX)"),
     (Cause.GPU_SYNC_WAIT, "event.synchronize()"),
     (Cause.IO_WAIT, "with open(path) as file:"),
     (Cause.IO_WAIT, "data = file.read(16)"),
     (None, "x = asleep + reading"),
+    (None, "flocks = birds(3)"),
 ]
 
 
@@ -205,6 +208,25 @@ class TestExplainThreads:
         Functions in C are told by the line that calls them.
         """
         assert cause == explain(USER, code=code)
+
+    @pytest.mark.parametrize(
+        ("code", "expected"),
+        [
+            ("fcntl.flock(file, fcntl.LOCK_EX)", Cause.LOCK_DEADLOCK),
+            ("time.sleep(60)", Cause.SLEEPING),
+            ("write_all(state)", Cause.CHECKPOINTING),
+            ("", Cause.CHECKPOINTING),
+        ],
+    )
+    @pytest.mark.parametrize("active", [True, None])
+    def test_name(self, code, expected, active):
+        """
+        The name of a function tells what it does, unless the line that waits
+        tells more.
+        """
+        stack = [("save_checkpoint", "/home/me/save.py"), USER]
+
+        assert expected == explain(*stack, code=code, active=active)
 
     def test_code_of_innermost(self):
         """
@@ -389,6 +411,6 @@ def test_words():
     """
     Every cause that a rule can name has its words.
     """
-    causes = {rule.cause for rule in (*RULES, *CODE_RULES)}
+    causes = {rule.cause for rule in (*RULES, *CODE_RULES, *NAME_RULES)}
 
     assert causes | {Cause.PYTHON_LOOP} == set(DOING)

@@ -13,19 +13,8 @@ from distdebug.flight_recorder.analysis.evidence import (
 )
 from distdebug.flight_recorder.analysis.job import survey
 from distdebug.flight_recorder.analysis.stuck import StuckCall
-from distdebug.ranks import ranks_text
+from distdebug.flight_recorder.sidecar import Sidecar
 from distdebug.testing import SimulatedJob
-
-
-@pytest.mark.parametrize(
-    ("ranks", "text"),
-    [([3], "rank 3"), ([0, 1, 2, 7], "ranks 0-2,7"), ([], "ranks ")],
-)
-def test_ranks(ranks, text):
-    """
-    Ranks are counted, and folded.
-    """
-    assert text == ranks_text(ranks)
 
 
 def test_one_waits(dumps_of):
@@ -63,6 +52,52 @@ def test_quote(dumps_of):
         "sync_default_pg (train.py:100)" == waits.quote
     )
     assert last.quote.startswith("last on record: nccl:all_reduce #1 of group")
+
+
+@pytest.mark.parametrize(
+    ("age_s", "text"),
+    [
+        (0.9, ""),
+        (1.2, " for 1 s"),
+        (119.0, " for 119 s"),
+        (150.0, " for 2 min"),
+        (36000.0, " for 600 min"),
+    ],
+)
+def test_age(dumps_of, age_s, text):
+    """
+    A long wait is told in seconds, a very long one in minutes; a short one is
+    not worth a word.
+    """
+    job = SimulatedJob(2)
+    job.collective("all_reduce", ranks=[0])
+    written = job.records[0][-1].created + age_s
+    sidecar = Sidecar("", 0, 2, "n", 1, 0.0, written, "SIGTERM")
+
+    summary = analyze_dumps(
+        dumps_of(job, sidecars={0: sidecar}, missing=[1])
+    ).verdict.summary
+
+    assert (
+        f"rank 1 left no dump; 1 rank waits{text} for it in all_reduce #1 of "
+        "group 'default_pg'" == summary
+    )
+
+
+def test_evidence_once(dumps_of):
+    """
+    A record that shows a rank waiting is not quoted again as its last one.
+    """
+    job = SimulatedJob(2)
+    a, b = (job.new_group([0, 1], name) for name in "ab")
+    job.collective("all_reduce", a, ranks=[0])
+    job.collective("all_reduce", b, ranks=[1])
+
+    evidence = analyze_dumps(dumps_of(job)).verdict.evidence
+
+    assert ["rank 0, record 0", "rank 1, record 0"] == [
+        e.location for e in evidence
+    ]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
