@@ -14,10 +14,11 @@ from distdebug.flight_recorder.analysis.operations import parse_operation
 from distdebug.flight_recorder.analysis.shift import (
     find_shift,
     is_next_by_habit,
+    order_in_program,
     times_called_before,
 )
 from distdebug.flight_recorder.analysis.streams import Stream
-from distdebug.flight_recorder.columns import Shape
+from distdebug.flight_recorder.columns import Frame, Shape
 from distdebug.testing import SimulatedJob
 
 
@@ -102,6 +103,31 @@ class TestShift:
         Only calls before the given one count.
         """
         assert 2 == times_called_before(stream("abaaba"), 4)
+
+
+class TestOrder:
+    @pytest.mark.parametrize(
+        ("mine", "others", "expected"),
+        [
+            (SYNC, LATER, -1),
+            (LATER, SYNC, 1),
+            (SYNC, SYNC, 0),
+            # They part in main(); what is further in does not count.
+            (SYNC, EVAL, -1),
+            # They part by function, or by file: nothing stands earlier.
+            ([("f", "a.py", 1)], [("g", "a.py", 2)], 0),
+            ([("f", "a.py", 1)], [("f", "b.py", 2)], 0),
+            (SYNC, SYNC[1:], 0),
+            ([], SYNC, 0),
+        ],
+    )
+    def test_lines(self, mine, others, expected):
+        """
+        Where two stacks part, in one function, the line tells the order.
+        """
+        mine, others = ([Frame(*line) for line in s] for s in (mine, others))
+
+        assert expected == order_in_program(mine, others)
 
 
 class TestCall:
@@ -220,18 +246,94 @@ class TestVerdict:
 
         assert (Cause.TYPE_MISMATCH, (odd,)) == (verdict.cause, verdict.ranks)
 
-    def test_line_left_behind(self, dumps_of):
+    @pytest.mark.parametrize(
+        ("mine", "others", "cause", "slip"),
+        [
+            (SYNC, LATER, Cause.EXTRA_COLLECTIVE, "made one call too many"),
+            (LATER, SYNC, Cause.SKIPPED_COLLECTIVE, "skipped a call"),
+        ],
+    )
+    def test_line(self, dumps_of, mine, others, cause, slip):
         """
         Who is at a line that the others have passed without that call made
-        one call too many.
+        one call too many; who is ahead of them skipped one.  That is likely.
         """
         job = SimulatedJob(4)
-        job.collective("all_reduce", ranks=[0, 1, 2], stack=LATER)
-        job.collective("all_reduce", ranks=[3], sizes=[[5]], stack=SYNC)
+        job.collective("all_reduce", ranks=[0, 1, 2], stack=others)
+        job.collective("all_reduce", ranks=[3], sizes=[[5]], stack=mine)
 
         verdict = verdict_of(dumps_of, job)
 
-        assert (Cause.EXTRA_COLLECTIVE, (3,)) == (verdict.cause, verdict.ranks)
+        assert (cause, (3,)) == (verdict.cause, verdict.ranks)
+        assert "likely" == verdict.confidence
+        assert (
+            f"rank 3 {slip}, and from call #1 of group 'default_pg' on is out "
+            f"of step: all_reduce of 5 elements (Float) at sync "
+            f"(train.py:{mine[0][2]}) meets all_reduce of 1,024 elements "
+            f"(Float) at sync (train.py:{others[0][2]}) of the others"
+            == verdict.summary
+        )
+
+    @pytest.mark.parametrize(
+        ("options", "cause"),
+        [
+            ({"sizes": [[5]]}, Cause.SIZE_MISMATCH),
+            ({"dtype": "Half"}, Cause.DTYPE_MISMATCH),
+            ({"sizes": [[5]], "dtype": "Half"}, Cause.SIZE_MISMATCH),
+        ],
+    )
+    def test_same_line(self, dumps_of, options, cause):
+        """
+        At one line, what is passed is wrong, not the order of the calls.
+        """
+        job = SimulatedJob(4)
+        job.collective("all_reduce", ranks=[0, 1, 2], stack=SYNC)
+        job.collective("all_reduce", ranks=[3], stack=SYNC, **options)
+
+        verdict = verdict_of(dumps_of, job)
+
+        assert (cause, (3,)) == (verdict.cause, verdict.ranks)
+        assert "certain" == verdict.confidence
+
+    def test_same_line_of_user(self, dumps_of):
+        """
+        Where torch goes on from one line of the user does not matter.
+        """
+        torch = [("all_reduce", "torch/distributed/x.py", n) for n in (3, 9)]
+        job = SimulatedJob(4)
+        job.collective("all_reduce", ranks=[0, 1, 2], stack=[torch[0], *SYNC])
+        job.collective(
+            "all_reduce", ranks=[3], sizes=[[5]], stack=[torch[1], *SYNC]
+        )
+
+        assert Cause.SIZE_MISMATCH is verdict_of(dumps_of, job).cause
+
+    @pytest.mark.parametrize("mine", [SYNC, LATER])
+    def test_other_operation(self, dumps_of, mine):
+        """
+        Another operation is told as such, wherever it is called.
+        """
+        job = SimulatedJob(4)
+        others = LATER if mine is SYNC else SYNC
+        job.collective("all_reduce", ranks=[0, 1, 2], stack=others)
+        job.collective("broadcast", ranks=[3], stack=mine)
+
+        verdict = verdict_of(dumps_of, job)
+
+        assert (Cause.TYPE_MISMATCH, (3,)) == (verdict.cause, verdict.ranks)
+        assert "certain" == verdict.confidence
+
+    def test_one_element(self, dumps_of):
+        """
+        A single element is one element.
+        """
+        job = SimulatedJob(3)
+        job.collective("all_reduce", ranks=[0, 1])
+        job.collective("all_reduce", ranks=[2], sizes=[[1]])
+
+        summary = verdict_of(dumps_of, job).summary
+
+        assert "called all_reduce of 1 element (Float) as" in summary
 
     def test_root_passes_more(self, dumps_of):
         """
