@@ -172,7 +172,9 @@ def test_all_scenarios_are_tested():
     assert set(SCENARIOS) == EXPECTED.keys() | others
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+)
 def test_nothing_is_left(number, tmp_path):
     """
     A demo that is interrupted takes its job with it.

@@ -213,6 +213,27 @@ class TestEnd:
         assert job.has_ended
         assert 0 == job.last_step()
 
+    def test_impatient(self, tmp_path, monkeypatch):
+        """
+        Whoever interrupts the end of a job ends it all the same.
+        """
+        waits = [KeyboardInterrupt]
+        code = "import time; time.sleep(600)"
+        with subprocess.Popen([sys.executable, "-S", "-c", code]) as torchrun:
+            job = TrainingJob(torchrun, tmp_path / "log")
+            wait = torchrun.wait
+
+            def interrupted(timeout=None):
+                if waits:
+                    raise waits.pop()
+                return wait(timeout)
+
+            monkeypatch.setattr(torchrun, "wait", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                job.end()
+
+            assert job.has_ended
+
     def test_gone_meanwhile(self):
         """
         A process that ends while it is being killed is as good as killed.

@@ -208,11 +208,13 @@ class TestScenarios:
 @pytest.fixture
 def sigterm():
     """
-    The command changes what a signal does.
+    The command changes what signals do.
     """
-    before = signal.getsignal(signal.SIGTERM)
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.getsignal(number) for number in numbers}
     yield
-    signal.signal(signal.SIGTERM, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.mark.usefixtures("sigterm", "stage")
@@ -276,6 +278,23 @@ class TestCommand:
         """
         with pytest.raises(SystemExit, match="143"):
             command._interrupt(signal.SIGTERM, None)
+
+    @pytest.mark.parametrize(
+        ("before", "expected"),
+        [
+            (signal.SIG_DFL, command._interrupt),
+            (signal.SIG_IGN, signal.SIG_IGN),
+        ],
+    )
+    def test_hung_up(self, before, expected, tmp_path):
+        """
+        So does the end of the terminal, unless it is to be outlived.
+        """
+        signal.signal(signal.SIGHUP, before)
+
+        main(["demo", "--keep", str(tmp_path)])
+
+        assert expected == signal.getsignal(signal.SIGHUP)
 
 
 class TestOptions:

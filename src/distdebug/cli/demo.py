@@ -98,8 +98,10 @@ def run(args: argparse.Namespace) -> int:
         is_step = text.startswith("step ")
         (line.show if is_step else line.write)(f"demo: {text}")
 
-    # Python would die of it at once, and leave the job alone.
-    signal.signal(signal.SIGTERM, _interrupt)
+    # Python would die of them at once, and leave the job alone.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores it
+            signal.signal(number, _interrupt)
     demo = play_demo(
         SCENARIOS[args.scenario],
         folder=Path(args.keep) if args.keep else None,

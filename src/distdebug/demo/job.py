@@ -54,6 +54,9 @@ class TrainingJob:
         """
         The ranks, and whatever they started.
         """
+        if self.has_ended:
+            return []  # its number may be that of another process
+
         try:
             launcher = psutil.Process(self.torchrun.pid)
             found: list[psutil.Process] = launcher.children(recursive=True)
@@ -86,16 +89,18 @@ class TrainingJob:
         it, cleans up, and is killed only if it does not.
         """
         known = self.processes()
-        for process in known:
-            _kill(process)
         try:
-            self.torchrun.wait(grace_s)
-        except subprocess.TimeoutExpired:
+            for process in known:
+                _kill(process)
+            with suppress(subprocess.TimeoutExpired):
+                self.torchrun.wait(grace_s)
+        finally:
+            # Also if somebody does not want to wait, and interrupts us.
             known += self.processes()
             self.torchrun.kill()
             self.torchrun.wait()
-        for process in known:
-            _kill(process)
+            for process in known:
+                _kill(process)
 
 
 def _kill(process: psutil.Process) -> None:
