@@ -301,8 +301,12 @@ class TestEnd:
     @pytest.mark.parametrize(
         "before",
         [
-            {"error": "RuntimeError: Connection closed by peer [10.0.0.1]:1"},
+            {"error": "RuntimeError: [x/gloo/y.cc:81] Timed out waiting"},
             {"reason": "SIGTERM"},
+            {
+                "reason": "SIGTERM",
+                "error": "RuntimeError: Connection closed by peer [10.0.0.1]",
+            },
         ],
     )
     @pytest.mark.parametrize(
@@ -327,6 +331,24 @@ class TestEnd:
         verdict = diagnose(failed, died).verdict
 
         assert expected is verdict.cause
+
+    @pytest.mark.parametrize(
+        ("after_s", "expected"),
+        [(5.0, Cause.RANK_CRASHED), (15.0, Cause.RANK_NOT_ARRIVED)],
+    )
+    def test_closed_first(self, diagnose, after_s, expected):
+        """
+        An exception may destroy the process groups on its way, so that calls
+        fail elsewhere before it is noted.
+        """
+        failed = sidecar(
+            1,
+            error="RuntimeError: Connection closed by peer [10.0.0.1]:1",
+            written=500.0,
+        )
+        died = sidecar(2, error="ValueError: x", written=500.0 + after_s)
+
+        assert expected is diagnose(failed, died).verdict.cause
 
     def test_interruption(self, diagnose):
         """

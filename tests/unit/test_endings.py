@@ -8,6 +8,7 @@ import pytest
 
 from distdebug.flight_recorder.analysis.endings import (
     failed_in_call,
+    lost_peer,
     was_interrupted,
 )
 
@@ -35,6 +36,25 @@ def test_failed_in_call(error, expected):
     the time-out of somebody else's socket does not.
     """
     assert expected == failed_in_call(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        ("RuntimeError: [gloo/x.cc:8] Connection closed by peer [::1]", True),
+        ("RuntimeError: gloo: Connection reset by peer", True),
+        ("DistBackendError: remote process exited or network error", True),
+        ("RuntimeError: [gloo/x.cc:81] Timed out waiting 1000ms", False),
+        ("DistBackendError: NCCL watchdog timeout", False),
+        ("BrokenPipeError: Broken pipe", False),
+    ],
+)
+def test_lost_peer(error, expected):
+    """
+    A collective that lost its peer fails because of an end, a time-out does
+    not, and other connections are none of ours.
+    """
+    assert expected == lost_peer(error)
 
 
 def test_was_interrupted():

@@ -16,9 +16,11 @@ import attrs
 from ..findings import Cause, Diagnosis, Evidence, Finding
 from ..flight_recorder.analysis.endings import (
     failed_in_call,
+    lost_peer,
     was_interrupted,
 )
 from ..flight_recorder.columns import Dumps
+from ..flight_recorder.sidecar import Sidecar
 from ..ranks import ranks_text
 from ..stacks.rules import DOING
 from .hosts import HostView, ended_well
@@ -36,6 +38,8 @@ _LASTING = {
 }
 # By so much the clocks of hosts may differ.
 _SLACK_S = 0.5
+# An exception may close the connections long before it ends the process.
+_LONGEST_CLOSING_S = 10.0
 
 
 def refine(
@@ -103,7 +107,7 @@ def _died(views: Mapping[int, HostView], dumps: Dumps) -> Finding | None:
     """
     others_ended = min(
         (
-            s.written
+            s.written + _closing_s(s)
             for s in dumps.sidecars.values()
             if failed_in_call(s.error) or s.reason == "SIGTERM"
         ),
@@ -144,6 +148,14 @@ def _died(views: Mapping[int, HostView], dumps: Dumps) -> Finding | None:
             for v in died[:4]
         ),
     )
+
+
+def _closing_s(sidecar: Sidecar) -> float:
+    """
+    How much earlier its end shows than that of the rank which caused it.
+    """
+    is_told = lost_peer(sidecar.error) and sidecar.reason != "SIGTERM"
+    return _LONGEST_CLOSING_S if is_told else 0.0
 
 
 def _ended_itself(error: str) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 
-__all__ = ["failed_in_call", "was_interrupted"]
+__all__ = ["failed_in_call", "lost_peer", "was_interrupted"]
 
 # Torch raises its own kinds of errors; and RuntimeError, which anybody raises.
 _OF_TORCH = re.compile(r"(?:\w+\.)*Dist\w*Error\b")
@@ -18,6 +18,11 @@ _OF_ANYBODY = re.compile(
     r"RuntimeError\b(?!.*dataloader).*?(?:gloo|nccl|timed out"
     r"|connection (?:closed by peer|reset|refused))",
     re.IGNORECASE | re.DOTALL,
+)
+_PEER_IS_GONE = re.compile(
+    r"connection (?:closed by peer|reset|refused)|broken pipe"
+    r"|remote process exit",
+    re.IGNORECASE,
 )
 
 
@@ -30,6 +35,16 @@ def failed_in_call(error: str) -> bool:
             peer"``.
     """
     return bool(_OF_TORCH.match(error) or _OF_ANYBODY.match(error))
+
+
+def lost_peer(error: str) -> bool:
+    """
+    Whether a collective failed because another rank had gone.
+
+    Args:
+        error: Type and text of the exception.
+    """
+    return failed_in_call(error) and bool(_PEER_IS_GONE.search(error))
 
 
 def was_interrupted(error: str) -> bool:
