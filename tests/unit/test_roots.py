@@ -176,6 +176,25 @@ class TestOddOneOut:
 
         assert [(Cause.GROUP_ORDER_DEADLOCK, (0, 1))] == found(dumps_of(job))
 
+    def test_nameless_groups(self, dumps_of):
+        """
+        Groups that nobody described are not of one kind: that rank 2 called
+        more in one than rank 0 in another contradicts nothing.
+        """
+        job = SimulatedJob(4)
+        tp = job.new_group([0, 1], "mesh_tp")
+        often, seldom = job.new_group([1, 2]), job.new_group([0, 3])
+        for _ in range(5):
+            job.collective("all_reduce", often)
+        job.collective("all_reduce", seldom)
+        job.collective("barrier", ranks=[0, 3])
+        job.collective("all_reduce", tp, ranks=[1])
+        job.collective("all_reduce", often, ranks=[2])
+
+        assert [(Cause.GROUP_ORDER_DEADLOCK, (0, 1, 2))] == found(
+            dumps_of(job)
+        )
+
     def test_two_against_two(self, dumps_of):
         """
         Where no single rank explains the circle, all are named.

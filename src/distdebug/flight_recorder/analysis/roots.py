@@ -22,7 +22,7 @@ from .progress import GroupState
 from .stuck import StuckCall, link, links, since_ns
 
 
-__all__ = ["Root", "find_roots"]
+__all__ = ["Root", "find_roots", "is_left_behind"]
 
 # What is concluded from something that is not there, and may be elsewhere.
 _GUESSED = {
@@ -88,7 +88,8 @@ def find_roots(
             continue
         roots.append(_end(part, calls, states, dumps))
 
-    roots = _without_innocents(_one_crash(roots, calls, states), calls, states)
+    roots = _one_crash(_one_hang(roots, calls, states), calls, states)
+    roots = _without_innocents(roots, calls, states)
     return _with_victims(roots, calls, edges)
 
 
@@ -173,7 +174,7 @@ def _odd_one_out(
         return set()
 
     for state in states:
-        kind = state.group.desc or state.group.name
+        kind = str(state.group.ref)
         for rank in reached.keys() & state.positions.keys():
             newest = reached[rank].get(kind, 0)
             reached[rank][kind] = max(newest, state.positions[rank].last)
@@ -189,6 +190,45 @@ def _odd_one_out(
 def _contradict(a: Mapping[str, int], b: Mapping[str, int]) -> bool:
     both = a.keys() & b.keys()
     return any(a[k] > b[k] for k in both) and any(a[k] < b[k] for k in both)
+
+
+def _one_hang(
+    roots: Sequence[Root],
+    calls: Sequence[StuckCall],
+    states: Sequence[GroupState],
+) -> list[Root]:
+    """
+    Tell of all ranks at once that are stuck in calls which others completed.
+    """
+    alone = [
+        r
+        for r in roots
+        if r.cause is Cause.COLLECTIVE_STUCK_IN_FLIGHT
+        and is_left_behind(calls[r.calls[0]], states)
+    ]
+    if not alone:
+        return list(roots)
+
+    merged = Root(
+        cause=Cause.COLLECTIVE_STUCK_IN_FLIGHT,
+        ranks=tuple(sorted({rank for r in alone for rank in r.ranks})),
+        calls=tuple(i for r in alone for i in r.calls),
+    )
+    return [merged, *(r for r in roots if r not in alone)]
+
+
+def is_left_behind(call: StuckCall, states: Sequence[GroupState]) -> bool:
+    """
+    Whether a call completed for some members, but not for those inside.
+
+    Args:
+        call: A stuck call.
+
+        states: Where every rank stands in every group.
+    """
+    return not call.p2p and len(call.waiting) + len(call.awaited) < len(
+        states[call.group].group.order
+    )
 
 
 def _one_crash(
