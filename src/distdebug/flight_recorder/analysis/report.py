@@ -57,7 +57,7 @@ class FlightReport:
         if self.findings:
             return self.findings[0]
 
-        return _healthy(self) if len(self.dumps) else _blind()
+        return _healthy(self) if _shows_anything(self.dumps) else _blind()
 
     def to_diagnosis(self) -> Diagnosis:
         """
@@ -73,6 +73,21 @@ class FlightReport:
 
     def __str__(self) -> str:
         return str(self.to_diagnosis())
+
+
+def _shows_anything(dumps: Dumps) -> bool:
+    """
+    Whether there is a record, or at least counters that say "all is done".
+    """
+    if any(len(dump.entries) for dump in dumps):
+        return True
+
+    counters = [s for dump in dumps for s in dump.status.values()]
+    return (
+        bool(counters)
+        and not dumps.problems
+        and all(s.enqueued == s.completed for s in counters)
+    )
 
 
 def _healthy(report: FlightReport) -> Finding:
@@ -92,7 +107,7 @@ def _blind() -> Finding:
     return Finding(
         cause=Cause.UNKNOWN,
         ranks=(),
-        summary="no rank left a dump that can be read",
+        summary="no rank left a dump that shows what it did",
         confidence="possible",
         remedy="enable the Flight Recorder and take the dumps of all ranks",
     )

@@ -28,6 +28,8 @@ __all__ = [
     "since_ns",
 ]
 
+# A rank waits in a handful of groups; whoever claims more is not believed.
+_MOST_CALLS = 64
 # Dumps of one hang are not taken further apart; an older one was left over.
 _LONGEST_BETWEEN_DUMPS_NS = 60 * 10**9
 
@@ -290,11 +292,7 @@ def links(
     Returns:
         Triples (call, call it waits for, rank), calls as index.
     """
-    inside: dict[int, list[int]] = defaultdict(list)
-    for i, call in enumerate(calls):
-        for rank in call.waiting:
-            inside[rank].append(i)
-
+    inside = _oldest_calls(calls)
     for i, call in enumerate(calls):
         for rank in call.absent:
             yield from ((i, j, rank) for j in inside[rank] if j != i)
@@ -304,6 +302,26 @@ def links(
             for j in inside[rank]:
                 if calls[j].waiting[rank] < row:
                     yield i, j, rank
+
+
+def _oldest_calls(calls: Sequence[StuckCall]) -> dict[int, list[int]]:
+    """
+    The calls that each rank is inside, oldest first; of very many, some.
+    """
+    inside: dict[int, list[int]] = defaultdict(list)
+    for i, call in enumerate(calls):
+        for rank in call.waiting:
+            inside[rank].append(i)
+
+    return defaultdict(
+        list,
+        {
+            rank: sorted(found, key=lambda i: calls[i].waiting[rank])[
+                :_MOST_CALLS
+            ]
+            for rank, found in inside.items()
+        },
+    )
 
 
 def link(calls: Sequence[StuckCall]) -> list[set[int]]:

@@ -23,7 +23,7 @@ from .evidence import (
 from .freshness import waited_ns
 from .job import Job
 from .mismatch import Mismatch
-from .roots import Root
+from .roots import Root, is_left_behind
 from .stuck import StuckCall
 
 
@@ -105,6 +105,13 @@ def _summary(job: Job, root: Root, calls: Sequence[StuckCall]) -> str:
     wait += _since(job, [calls[i] for i in root.calls])
     circle = _circle(job, root, calls)
     verb, them = ("is", "it") if len(root.ranks) == 1 else ("are", "them")
+    in_flight = (
+        f"{who} entered {what}, which completed for its other members, and "
+        f"{verb} stuck in it"
+        if is_left_behind(first, job.states)
+        else f"all {len(first.waiting)} members entered {what}, and it does "
+        "not complete"
+    )
     texts = {
         Cause.RANK_NOT_ARRIVED: f"{who} never entered {what} ({wait})",
         Cause.RANK_CRASHED: f"{who} left no dump; {wait} for {them} in {what}",
@@ -116,8 +123,7 @@ def _summary(job: Job, root: Root, calls: Sequence[StuckCall]) -> str:
         f"started it ({wait} in it)",
         Cause.RANK_BLOCKED_IN_LAUNCH: f"{who} {verb} stuck inside the launch "
         f"of {what}",
-        Cause.COLLECTIVE_STUCK_IN_FLIGHT: f"all {len(first.waiting)} members "
-        f"entered {what}, and it does not complete",
+        Cause.COLLECTIVE_STUCK_IN_FLIGHT: in_flight,
         Cause.UNKNOWN: f"it cannot be told who holds up {what}: the dumps of "
         f"{who} do not show how far they got",
     }

@@ -224,8 +224,18 @@ def _walk(
             yield place, status.st_mtime
         elif stat.S_ISDIR(status.st_mode) and depth < _DEPTH_LIMIT:
             for entry in _listed(place, problems):
-                later = links if entry.is_symlink() else todo
-                later.append((entry.path, depth + 1))
+                if not entry.is_symlink():
+                    todo.append((entry.path, depth + 1))
+                elif not _leads_out(entry.path, path):
+                    links.append((entry.path, depth + 1))
+
+
+def _leads_out(link: str, root: str) -> bool:
+    """
+    Whether a link leads to a folder around *root*, perhaps to all there is.
+    """
+    target = os.path.realpath(link)
+    return os.path.commonpath([target, os.path.realpath(root)]) == target
 
 
 def _listed(folder: str, problems: list[Missing]) -> list[os.DirEntry[str]]:

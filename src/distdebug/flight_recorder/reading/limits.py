@@ -15,14 +15,14 @@ __all__ = ["SIZE_LIMIT", "limit_process"]
 _MIB = 1 << 20
 
 # A ring of 20,000 records makes a file of 3 MB.
-SIZE_LIMIT = 512 * _MIB
+SIZE_LIMIT = 128 * _MIB
 
 # Genuine dumps take 10 to 15 times their size, and 10 ms per MB.
 _MEMORY_BASE = 512 * _MIB
 _MEMORY_PER_BYTE = 40
-_MEMORY_MOST = 8192 * _MIB
+_MEMORY_MOST = 2048 * _MIB
 _SECONDS_BASE = 5
-_SECONDS_PER_MIB = 4
+_SECONDS_PER_MIB = 0.5
 
 
 def limit_process(size: int) -> bool:
