@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 
 from pathlib import Path
 
@@ -109,27 +108,6 @@ class TestHelp:
 
         loaded = set(got.splitlines()[-1].split())
         assert not loaded & {"attrs", "numpy", "psutil", "tabulate", "torch"}
-
-    def test_quick(self):
-        """
-        Help adds at most 100 ms to the start of Python, at its best of five.
-        """
-
-        def best(*argv):
-            times = []
-            for _ in range(5):
-                begin = time.perf_counter()
-                subprocess.run(
-                    [sys.executable, *argv],
-                    stdout=subprocess.DEVNULL,
-                    check=True,
-                    timeout=60,
-                    env={**os.environ, "PYTHONPATH": str(SOURCE)},
-                )
-                times.append(time.perf_counter() - begin)
-            return min(times)
-
-        assert best("-m", "distdebug", "--help") - best("-c", "") < 0.1
 
     @pytest.mark.parametrize(
         ("name", "expected"),
