@@ -149,7 +149,7 @@ class Location:
     @property
     def brief(self) -> str:
         """
-        The same without folders, for a sentence: ``"read_shard (train.py:41)"``.
+        The same without folders, as in ``"read_shard (train.py:41)"``.
         """
         name = self.file.replace("\\", "/").rpartition("/")[2]
         return f"{self.function} ({name}:{self.line})"
