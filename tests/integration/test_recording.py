@@ -27,6 +27,9 @@ ABORT_LIMIT_S = 16 + 10
 
 
 def start(program, *args, rank: int | None = 0, world_size=1):
+    """
+    Start a program as one rank.
+    """
     return subprocess.Popen(
         [sys.executable, PROGRAMS / program, *map(str, args)],
         env={
@@ -43,6 +46,9 @@ def start(program, *args, rank: int | None = 0, world_size=1):
 
 
 def end(process):
+    """
+    End a program, whatever it does.
+    """
     process.kill()
     process.wait()
     for pipe in (process.stdin, process.stdout, process.stderr):
@@ -50,6 +56,9 @@ def end(process):
 
 
 def wait_ready(process):
+    """
+    Wait until a program says that it is ready.
+    """
     line = process.stdout.readline().split()
     assert ["ready"] == line[:1], process.stderr.read()
     return line[1:]
@@ -57,6 +66,9 @@ def wait_ready(process):
 
 @contextmanager
 def alone(behavior, dump_dir):
+    """
+    Run a rank without peers and without torch.
+    """
     process = start("record_alone.py", behavior, dump_dir)
     try:
         yield process
@@ -66,6 +78,9 @@ def alone(behavior, dump_dir):
 
 @contextmanager
 def gloo_job(behavior, dump_dir):
+    """
+    Run two ranks of a Gloo job.
+    """
     pytest.importorskip("torch.distributed")
     store = dump_dir.with_name("store")
     ranks = [
@@ -84,6 +99,9 @@ def gloo_job(behavior, dump_dir):
 
 
 def await_(what, timeout_s=30):
+    """
+    Wait until something is so.
+    """
     deadline = time.monotonic() + timeout_s
     while not what():
         assert time.monotonic() < deadline
@@ -91,6 +109,9 @@ def await_(what, timeout_s=30):
 
 
 def sidecars(dump_dir, rank=0, reason=None):
+    """
+    The side-cars of a rank, oldest first.
+    """
     found = [
         json.loads(path.read_text())
         for path in sorted(dump_dir.glob(f"*_rank_{rank}.sidecar.json"))

@@ -28,10 +28,16 @@ class FakeTorch(ModuleType):
         self._C = SimpleNamespace(_distributed_c10d=self.c10d)
 
     def dump(self, *args: bool) -> bytes:
+        """
+        Give what torch would give.
+        """
         self.asked.append(args)
         return self.entries + (b" frames" if args[1] else b"")
 
     def status(self, *args: bool) -> str:
+        """
+        Give the counters that torch would give.
+        """
         last = f'"last_enqueued_collective": {4 + self.unfinished}'
         done = '"last_completed_collective": 4'
         return f'{{"pg_status": {{"0": {{{last}, {done}}}}}}}'

@@ -30,6 +30,9 @@ pytestmark = pytest.mark.usefixtures("rank_3")
 
 @pytest.fixture
 def recording(tmp_path):
+    """
+    A recording of this process.
+    """
     settings = plan_flight_recorder(
         {}, "2.13", dump_dir=tmp_path / "d", token="1-2"
     )
@@ -283,6 +286,10 @@ class TestSymbolizer:
 
 
 class Group:
+    """
+    A process group, as torch keeps it.
+    """
+
     def __init__(self, desc):
         self.group_desc = desc
 

@@ -30,6 +30,9 @@ pytestmark = pytest.mark.usefixtures("rank_3", "fake_torch")
 
 @pytest.fixture(autouse=True)
 def environ(monkeypatch):
+    """
+    An environment that no test changes for others.
+    """
     for name in [*NAMES, "DISTDEBUG_DUMP_DIR", "TORCHELASTIC_RUN_ID"]:
         monkeypatch.delenv(name, raising=False)
     yield

@@ -19,6 +19,9 @@ from distdebug.flight_recorder.recording.folder import (
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
+    """
+    Where folders of dumps are made.
+    """
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return default_root()
 

@@ -93,6 +93,9 @@ def test_job(environ, expected):
 class TestCurrentIdentity:
     @pytest.fixture(autouse=True)
     def environ(self, monkeypatch):
+        """
+        An environment that says nothing.
+        """
         monkeypatch.setenv("RANK", "5")
         monkeypatch.setenv("WORLD_SIZE", "6")
 

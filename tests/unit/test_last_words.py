@@ -34,6 +34,9 @@ pytestmark = pytest.mark.usefixtures("rank_3", "fake_torch")
 
 @pytest.fixture
 def recording(tmp_path):
+    """
+    A recording of this process.
+    """
     settings = plan_flight_recorder(
         {}, "2.13", dump_dir=tmp_path, token="1700000000-2"
     )
@@ -42,6 +45,9 @@ def recording(tmp_path):
 
 
 def sidecars(recording):
+    """
+    The side-cars in a folder.
+    """
     return [
         json.loads(p.read_text())
         for p in sorted(recording.settings.dump_dir.glob("*.sidecar.json"))
@@ -260,31 +266,55 @@ class FakeSignals:
         self.number = signal.SIGABRT
 
     def catch_sigterm(self):
-        return None
+        """
+        Pretend to catch SIGTERM.
+        """
+        return
 
     def catch_sigabrt(self):
+        """
+        Pretend to catch SIGABRT.
+        """
         return self
 
     def limit_abort(self, caught):
+        """
+        Note that the limit was set.
+        """
         self.calls.append("limit")
 
     def read_words(self, caught):
+        """
+        Give the words of a signal.
+        """
         os.read(self.reader, 100)
         return self.words
 
     def die_of(self, caught):
+        """
+        Note what this process should have died of.
+        """
         self.calls.append("die")
         os.write(self.done_writer, b"x")
 
     def release(self, caught, *, in_child):
+        """
+        Note what was put back.
+        """
         self.calls.append(("release", in_child))
 
     def close(self, caught):
+        """
+        Note what was closed.
+        """
         self.calls.append("close")
 
 
 @pytest.fixture
 def signals(monkeypatch):
+    """
+    Signals that nobody sends.
+    """
     fake = FakeSignals()
     fake.done, fake.done_writer = os.pipe()
     monkeypatch.setattr(extras, "crash_signals", fake)

@@ -20,6 +20,9 @@ from distdebug.flight_recorder.recording.listener import (
 
 @pytest.fixture
 def pipe(tmp_path):
+    """
+    Both ends of a pipe.
+    """
     fd = open_request_pipe(tmp_path / "p")
     yield fd
     os.close(fd)

@@ -23,11 +23,17 @@ NEW, OLD = "TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
 
 
 def plan(environ=None, version="2.13.0", **kw):
+    """
+    Plan for some environment and version.
+    """
     kw.setdefault("dump_dir", "/dumps")
     return plan_flight_recorder(environ or {}, version, token="1-2", **kw)
 
 
 def rows(settings, *names):
+    """
+    The variables of a plan by name.
+    """
     return [s[:3] for s in settings.variables if s.name in names]
 
 

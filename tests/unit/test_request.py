@@ -46,6 +46,9 @@ def rank(tmp_path):
 
 
 def dump(folder, token=TOKEN, rank=0, *, name=None, link=True):
+    """
+    Write what a rank would write.
+    """
     file = folder / f"{token}-1_rank_{rank}"
     file.write_bytes(b"dump")
     if link:

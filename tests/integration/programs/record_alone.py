@@ -17,35 +17,56 @@ from distdebug.flight_recorder.enable import enable_flight_recorder
 
 
 def ready(*words):
+    """
+    Tell the test that the state it is about has come.
+    """
     print("ready", *words, flush=True)
 
 
 def wait():
+    """
+    Sleep in Python, where handlers run.
+    """
     ready()
     while True:
         time.sleep(60)
 
 
 def ignore_sigterm():
+    """
+    Live until the test ends us; SIGTERM is ignored.
+    """
     ready()
     sys.stdin.read()
 
 
 def handle_sigterm():
+    """
+    Sleep, with a handler of our own for SIGTERM.
+    """
     ready()
     time.sleep(60)
 
 
 def finish():
+    """
+    End at once, without an error.
+    """
     ready()
 
 
 def hold_gil():
+    """
+    Keep the interpreter from everybody else.
+    """
     # One call in C that does both: nobody gets a turn after "ready".
     ctypes.PyDLL(None).system(b"echo ready; read line")
 
 
 def fork():
+    """
+    Wait for a forked child, which waits for a signal.
+    """
     child = os.fork()
     if child == 0:
         while True:
@@ -57,6 +78,9 @@ def fork():
 
 
 def fork_that_ends():
+    """
+    Sleep, after a forked child has come and gone.
+    """
     if os.fork() == 0:
         sys.exit(0)
     os.wait()
@@ -64,6 +88,9 @@ def fork_that_ends():
 
 
 def own_faulthandler():
+    """
+    Abort, with faulthandler enabled before recording.
+    """
     ready()
     ctypes.CDLL(None).abort()
 

@@ -20,36 +20,56 @@ from distdebug.flight_recorder.enable import enable_flight_recorder
 
 
 def hang():
+    """
+    Wait in a call that rank 1 never enters.
+    """
     dist.all_reduce(torch.ones(1))
 
 
 def hang_without_folder():
+    """
+    Hang, after the folder of the dumps is gone.
+    """
     shutil.rmtree(DUMP_DIR)
     hang()
 
 
 def hang_without_space():
+    """
+    Hang, with a disk on which nothing can be written.
+    """
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     print("ready", flush=True)
     hang()
 
 
 def fail():
+    """
+    Raise, while a call is in flight.
+    """
     dist.all_reduce(torch.ones(1), async_op=True)
     msg = "no data\nleft"
     raise ValueError(msg)
 
 
 def exit_in_flight():
+    """
+    Exit with an error, while a call is in flight.
+    """
     dist.all_reduce(torch.ones(1), async_op=True)
     sys.exit(3)
 
 
 def finish():
-    pass
+    """
+    End without an error.
+    """
 
 
 def terminate():
+    """
+    Abort as an exception does that C++ code does not catch.
+    """
     ctypes.CDLL("libstdc++.so.6")._ZSt9terminatev()
 
 

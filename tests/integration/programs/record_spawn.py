@@ -19,6 +19,9 @@ from distdebug.flight_recorder.enable import enable_flight_recorder
 
 
 def work(rank, dump_dir, store):
+    """
+    Do what one rank does.
+    """
     enable_flight_recorder(dump_dir=dump_dir)
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=2
