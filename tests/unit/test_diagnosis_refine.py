@@ -398,7 +398,7 @@ class TestEndedWell:
         assert "the job ended without an error on ranks 0-3" == (
             diagnosis.verdict.summary
         )
-        assert "certain" == diagnosis.verdict.confidence
+        assert "likely" == diagnosis.verdict.confidence
         assert ((), ()) == (diagnosis.findings, diagnosis.victims)
         assert () == diagnosis.missing
         assert all(not (g.waiting or g.absent) for g in diagnosis.groups)

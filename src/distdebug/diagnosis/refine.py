@@ -7,22 +7,15 @@ the two contradict each other, both are told.
 
 from __future__ import annotations
 
-import math
-
 from collections.abc import Mapping
 
 import attrs
 
 from ..findings import Cause, Diagnosis, Evidence, Finding
-from ..flight_recorder.analysis.endings import (
-    failed_in_call,
-    lost_peer,
-    was_interrupted,
-)
 from ..flight_recorder.columns import Dumps
-from ..flight_recorder.sidecar import Sidecar
 from ..ranks import ranks_text
 from ..stacks.rules import DOING
+from .deaths import find_death
 from .hosts import HostView, ended_well
 
 
@@ -36,10 +29,6 @@ _LASTING = {
     Cause.SIZE_MISMATCH,
     Cause.DTYPE_MISMATCH,
 }
-# By so much the clocks of hosts may differ.
-_SLACK_S = 0.5
-# An exception may close the connections long before it ends the process.
-_LONGEST_CLOSING_S = 10.0
 
 
 def refine(
@@ -58,10 +47,10 @@ def refine(
     Returns:
         The refined diagnosis.
     """
-    if ended_well(dumps):
+    if ended_well(dumps) and not any(v.state for v in views.values()):
         diagnosis = _after_the_end(diagnosis, dumps)
     findings = [_with_host(f, views) for f in diagnosis.findings]
-    died = _died(views, dumps)
+    died = find_death(views, dumps)
     if died is not None:
         findings = _put_first(died, findings)
 
@@ -87,7 +76,8 @@ def _after_the_end(diagnosis: Diagnosis, dumps: Dumps) -> Diagnosis:
         ranks=(),
         summary="the job ended without an error on "
         f"{ranks_text(dumps.sidecars)}",
-        confidence="certain",
+        # An exit status is not on record.
+        confidence="likely",
     )
     return attrs.evolve(
         diagnosis,
@@ -98,69 +88,6 @@ def _after_the_end(diagnosis: Diagnosis, dumps: Dumps) -> Diagnosis:
         groups=tuple(
             attrs.evolve(g, waiting=(), absent=()) for g in diagnosis.groups
         ),
-    )
-
-
-def _died(views: Mapping[int, HostView], dumps: Dumps) -> Finding | None:
-    """
-    The first rank that an exception ended, which no other rank caused.
-    """
-    others_ended = min(
-        (
-            s.written + _closing_s(s)
-            for s in dumps.sidecars.values()
-            if failed_in_call(s.error) or s.reason == "SIGTERM"
-        ),
-        default=math.inf,
-    )
-    clocks = {s.host for s in dumps.sidecars.values()}
-    slack_s = _SLACK_S if len(clocks) > 1 else 0.0
-    died = sorted(
-        (
-            v
-            for v in views.values()
-            if _ended_itself(v.error)
-            # Whoever dies after calls have failed, or while the job is being
-            # ended, dies because of that.
-            and dumps.sidecars[v.rank].written <= others_ended + slack_s
-        ),
-        key=lambda v: dumps.sidecars[v.rank].written,
-    )
-    if not died:
-        return None
-
-    first = died[0]
-    place = f" at {first.location.brief}" if first.location else ""
-    return Finding(
-        cause=Cause.RANK_CRASHED,
-        ranks=(first.rank,),
-        summary=f"rank {first.rank} died of {first.error}{place}",
-        confidence="certain",
-        remedy="mend the exception; the other ranks only lost their peer",
-        location=first.location,
-        evidence=tuple(
-            Evidence(
-                kind="sidecar",
-                source=dumps.sidecars[v.rank].path,
-                location=f"rank {v.rank}",
-                quote=v.error,
-            )
-            for v in died[:4]
-        ),
-    )
-
-
-def _closing_s(sidecar: Sidecar) -> float:
-    """
-    How much earlier its end shows than that of the rank which caused it.
-    """
-    is_told = lost_peer(sidecar.error) and sidecar.reason != "SIGTERM"
-    return _LONGEST_CLOSING_S if is_told else 0.0
-
-
-def _ended_itself(error: str) -> bool:
-    return bool(error) and not (
-        failed_in_call(error) or was_interrupted(error)
     )
 
 

@@ -1,0 +1,105 @@
+"""
+Which rank died first, and did the others only follow?
+"""
+
+from __future__ import annotations
+
+import math
+
+from collections.abc import Mapping
+
+from ..findings import Cause, Evidence, Finding
+from ..flight_recorder.analysis.endings import (
+    failed_in_call,
+    lost_peer,
+    was_interrupted,
+)
+from ..flight_recorder.columns import Dumps
+from ..flight_recorder.sidecar import Sidecar
+from .hosts import HostView
+
+
+__all__ = ["find_death"]
+
+# By so much the clocks of hosts may differ.
+_SLACK_S = 0.5
+# An exception may close the connections long before it ends the process.
+_LONGEST_CLOSING_S = 10.0
+
+
+def find_death(views: Mapping[int, HostView], dumps: Dumps) -> Finding | None:
+    """
+    Find the first rank that an exception ended, which no other rank caused.
+
+    Args:
+        views: What each rank was doing on its host.
+
+        dumps: Its side-cars tell of exceptions.
+
+    Returns:
+        The finding; ``None`` if no rank died by itself.
+    """
+    latest = _end_of_others(dumps)
+    died = sorted(
+        (
+            s
+            for s in dumps.sidecars.values()
+            if _ended_itself(s.error) and s.written <= latest
+        ),
+        key=lambda s: s.written,
+    )
+    if not died:
+        return None
+
+    first = died[0]
+    where = views[first.rank].location
+    place = f" at {where.brief}" if where else ""
+    return Finding(
+        cause=Cause.RANK_CRASHED,
+        ranks=(first.rank,),
+        summary=f"rank {first.rank} died of {first.error}{place}",
+        confidence="certain",
+        remedy="mend the exception; the other ranks only lost their peer",
+        location=where,
+        evidence=tuple(
+            Evidence(
+                kind="sidecar",
+                source=s.path,
+                location=f"rank {s.rank}",
+                quote=s.error,
+            )
+            for s in died[:4]
+        ),
+    )
+
+
+def _end_of_others(dumps: Dumps) -> float:
+    """
+    When calls began to fail, or the job was being ended.
+
+    Whoever dies after that dies because of it.
+    """
+    clocks = {s.host for s in dumps.sidecars.values()}
+    slack_s = _SLACK_S if len(clocks) > 1 else 0.0
+    return slack_s + min(
+        (
+            s.written + _closing_s(s)
+            for s in dumps.sidecars.values()
+            if failed_in_call(s.error) or s.reason == "SIGTERM"
+        ),
+        default=math.inf,
+    )
+
+
+def _closing_s(sidecar: Sidecar) -> float:
+    """
+    How much earlier its end shows than that of the rank which caused it.
+    """
+    is_told = lost_peer(sidecar.error) and sidecar.reason != "SIGTERM"
+    return _LONGEST_CLOSING_S if is_told else 0.0
+
+
+def _ended_itself(error: str) -> bool:
+    return bool(error) and not (
+        failed_in_call(error) or was_interrupted(error)
+    )
