@@ -9,6 +9,8 @@ import json
 import os
 import tempfile
 
+from pathlib import Path
+
 import pytest
 
 from distdebug.flight_recorder.reading.files import find_files, parse_name
