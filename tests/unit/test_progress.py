@@ -33,10 +33,7 @@ class TestPosition:
 
         p = position(dumps_of(job, ring=3), 0)
 
-        assert (3, 5, 4, 4, 5) == (
-            *(p.first, p.last, p.done, p.sync_done),
-            p.pending,
-        )
+        assert (5, 4, 4, 5) == (p.last, p.done, p.sync_done, p.pending)
         assert 2 == p.row
         assert 5 == p.status.enqueued
 
@@ -71,7 +68,7 @@ class TestPosition:
 
         p = position(dumps_of(job), 2)
 
-        assert (0, 0, 0) == (p.first, p.last, p.pending)
+        assert (0, 0) == (p.last, p.pending)
 
     def test_counters(self, dumps_of):
         """

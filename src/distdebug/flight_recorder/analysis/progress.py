@@ -32,8 +32,6 @@ class Position:
     Attributes:
         rank: Global rank.
 
-        first: The oldest call that is on record.
-
         last: The newest call that it entered.
 
         done: The newest call that completed.
@@ -53,7 +51,6 @@ class Position:
     """
 
     rank: int
-    first: int = 0
     last: int = 0
     done: int = 0
     sync_done: int = 0
@@ -285,7 +282,6 @@ def _position(
     has_pending = at < len(s.seq)
     return Position(
         rank=rank,
-        first=int(s.seq[0]),
         last=int(s.seq[-1]),
         done=highest,
         sync_done=int(sync[-1]) if len(sync) else 0,

@@ -53,9 +53,6 @@ class StuckCall:
         unknown: Ranks whose dump does not tell.
 
         p2p: Whether it is point-to-point.
-
-        depth: How many calls of the group are pending on the rank that ran
-            ahead furthest.
     """
 
     group: int
@@ -65,7 +62,6 @@ class StuckCall:
     missing: tuple[int, ...] = ()
     unknown: tuple[int, ...] = ()
     p2p: bool = False
-    depth: int = 1
 
     @property
     def awaited(self) -> tuple[int, ...]:
@@ -166,7 +162,6 @@ def _stuck_collective(
         absent=tuple(sorted(r for r in behind if r not in outdated)),
         missing=state.missing,
         unknown=tuple(sorted([*state.unknown, *old])),
-        depth=max(p.last for p in everyone) - seq + 1,
     )
 
 
@@ -254,7 +249,6 @@ def _p2p_call(
         absent=away if has_dump else (),
         missing=() if has_dump else away,
         p2p=True,
-        depth=mine.pending,
     )
 
 
