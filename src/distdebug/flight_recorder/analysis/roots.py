@@ -269,7 +269,7 @@ def _likeliest(
     )
     share = {r: stuck[r] / max(used[r], 1) for r in missing}
     likeliest = {r for r in missing if share[r] >= max(share.values())}
-    return _with_their_nodes(likeliest, missing)
+    return _with_their_nodes(likeliest, {r for s in states for r in s.missing})
 
 
 def _with_their_nodes(likeliest: set[int], missing: set[int]) -> set[int]:
