@@ -84,6 +84,9 @@ class _Tarjan:
         self.found: list[list[int]] = []
 
     def visit(self, start: int) -> None:
+        """
+        Search everything that can be reached from *start*.
+        """
         path = [(start, iter(self._enter(start)))]
         while path:
             node, targets = path[-1]

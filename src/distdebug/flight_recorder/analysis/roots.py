@@ -10,16 +10,22 @@ from __future__ import annotations
 
 import math
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
 import attrs
 
 from ...findings import Cause
 from ...waits import components, reachable, sinks
-from ..columns import SCHEDULED, STARTED, Dumps
+from ..columns import Dumps
 from .progress import GroupState
 from .stuck import StuckCall, link, links, since_ns
+from .suspects import (
+    blocked_in_launch,
+    likeliest_lost,
+    not_started,
+    odd_one_out,
+)
 
 
 __all__ = ["Root", "find_roots", "is_left_behind"]
@@ -30,12 +36,6 @@ _GUESSED = {
     Cause.UNKNOWN,
     Cause.COLLECTIVE_STUCK_IN_FLIGHT,
 }
-
-
-# As many ranks in a row without a dump are taken for a lost node.
-_SMALLEST_NODE = 3
-# Every two ranks of a circle are compared.
-_LARGEST_CIRCLE = 64
 
 
 @attrs.frozen(kw_only=True)
@@ -147,49 +147,17 @@ def _end(
         cause = Cause.P2P_DEADLOCK if is_p2p else Cause.GROUP_ORDER_DEADLOCK
         ranks = {r for _, _, r in links(here)}
         if not is_p2p:
-            ranks = _odd_one_out(ranks, states) or ranks
+            ranks = odd_one_out(ranks, states) or ranks
     elif first.unknown:
         cause, ranks = Cause.UNKNOWN, set(first.unknown)
-    elif ranks := _blocked_in_launch(first, states):
+    elif ranks := blocked_in_launch(first, states):
         cause = Cause.RANK_BLOCKED_IN_LAUNCH
-    elif ranks := _not_started(first, dumps):
+    elif ranks := not_started(first, dumps):
         cause = Cause.RANK_NOT_STARTED
     else:
         cause, ranks = Cause.COLLECTIVE_STUCK_IN_FLIGHT, set(first.waiting)
 
     return Root(cause=cause, ranks=tuple(sorted(ranks)), calls=tuple(part))
-
-
-def _odd_one_out(
-    ranks: Iterable[int], states: Sequence[GroupState]
-) -> set[int]:
-    """
-    The one rank of a circle that contradicts several others, if there is one.
-
-    Two ranks contradict each other if each is ahead of the other, in groups of
-    the same kind: they went through their calls in different orders.
-    """
-    reached: dict[int, dict[str, int]] = {r: {} for r in ranks}
-    if len(reached) > _LARGEST_CIRCLE:
-        return set()
-
-    for state in states:
-        kind = str(state.group.ref)
-        for rank in reached.keys() & state.positions.keys():
-            newest = reached[rank].get(kind, 0)
-            reached[rank][kind] = max(newest, state.positions[rank].last)
-    against = {
-        r: {s for s in reached if _contradict(reached[r], reached[s])}
-        for r in reached
-    }
-    odd = max(against, key=lambda r: len(against[r]))
-    is_alone = all(against[r] <= {odd} for r in against if r != odd)
-    return {odd} if is_alone and len(against[odd]) > 1 else set()
-
-
-def _contradict(a: Mapping[str, int], b: Mapping[str, int]) -> bool:
-    both = a.keys() & b.keys()
-    return any(a[k] > b[k] for k in both) and any(a[k] < b[k] for k in both)
 
 
 def _one_hang(
@@ -206,15 +174,24 @@ def _one_hang(
         if r.cause is Cause.COLLECTIVE_STUCK_IN_FLIGHT
         and is_left_behind(calls[r.calls[0]], states)
     ]
-    if not alone:
+    return _as_one(roots, alone, {rank for r in alone for rank in r.ranks})
+
+
+def _as_one(
+    roots: Sequence[Root], alike: Sequence[Root], ranks: set[int]
+) -> list[Root]:
+    """
+    Tell of several roots of one cause as of one.
+    """
+    if not alike:
         return list(roots)
 
     merged = Root(
-        cause=Cause.COLLECTIVE_STUCK_IN_FLIGHT,
-        ranks=tuple(sorted({rank for r in alone for rank in r.ranks})),
-        calls=tuple(i for r in alone for i in r.calls),
+        cause=alike[0].cause,
+        ranks=tuple(sorted(ranks)),
+        calls=tuple(i for r in alike for i in r.calls),
     )
-    return [merged, *(r for r in roots if r not in alone)]
+    return [merged, *(r for r in roots if r not in alike)]
 
 
 def is_left_behind(call: StuckCall, states: Sequence[GroupState]) -> bool:
@@ -240,96 +217,8 @@ def _one_crash(
     Tell of all ranks that crashed at once: they may have shared a node.
     """
     crashed = [r for r in roots if r.cause is Cause.RANK_CRASHED]
-    if not crashed:
-        return list(roots)
-
-    ranks = _likeliest({r for c in crashed for r in c.ranks}, calls, states)
-    shown = tuple(i for c in crashed for i in c.calls)
-    merged = Root(
-        cause=Cause.RANK_CRASHED, ranks=tuple(sorted(ranks)), calls=shown
-    )
-    return [*(r for r in roots if r not in crashed), merged]
-
-
-def _likeliest(
-    missing: set[int],
-    calls: Sequence[StuckCall],
-    states: Sequence[GroupState],
-) -> set[int]:
-    """
-    Of the ranks without a dump, those whose groups all wait for them.
-
-    A rank whose dump was merely lost still takes part in its own small groups.
-    """
-    stuck = Counter(
-        r for _, r in {(c.group, r) for c in calls for r in c.missing}
-    )
-    used = Counter(
-        r for s in states if s.positions for r in s.missing if _was_used(s)
-    )
-    share = {r: stuck[r] / max(used[r], 1) for r in missing}
-    likeliest = {r for r in missing if share[r] >= max(share.values())}
-    return _with_their_nodes(likeliest, {r for s in states for r in s.missing})
-
-
-def _with_their_nodes(likeliest: set[int], missing: set[int]) -> set[int]:
-    """
-    Add the neighbours: ranks are numbered node by node, and nodes die whole.
-    """
-    for rank in sorted(likeliest):
-        run = {rank}
-        for step in (-1, 1):
-            neighbour = rank + step
-            while neighbour in missing:
-                run.add(neighbour)
-                neighbour += step
-        if len(run) >= _SMALLEST_NODE:
-            likeliest = likeliest | run
-
-    return likeliest
-
-
-def _was_used(state: GroupState) -> bool:
-    return any(p.last for p in state.positions.values())
-
-
-def _blocked_in_launch(
-    call: StuckCall, states: Sequence[GroupState]
-) -> set[int]:
-    """
-    Ranks that recorded the call, but whose launch did not return.
-    """
-    if call.p2p:
-        return set()
-
-    positions = states[call.group].positions
-    counted = {
-        r: status.enqueued
-        for r in call.waiting
-        if (status := positions[r].status) is not None
-    }
-    blocked = {
-        r
-        for r, enqueued in counted.items()
-        if enqueued == positions[r].last - 1
-    }
-    return blocked if len(blocked) < len(counted) else set()
-
-
-def _not_started(call: StuckCall, dumps: Dumps) -> set[int]:
-    """
-    Ranks whose device did not start the call, while others' did.
-
-    Starts are only on record where torch was told to measure times.
-    """
-    state = {
-        rank: int(dumps[rank].entries.state[row])
-        for rank, row in call.waiting.items()
-    }
-    if STARTED not in state.values():
-        return set()
-
-    return {rank for rank, s in state.items() if s == SCHEDULED}
+    lost = {rank for r in crashed for rank in r.ranks}
+    return _as_one(roots, crashed, likeliest_lost(lost, calls, states))
 
 
 def _without_innocents(
