@@ -7,7 +7,14 @@ from __future__ import annotations
 import attrs
 
 
-__all__ = ["ProcessStacks", "StackFrame", "ThreadStack"]
+__all__ = [
+    "GpuKernel",
+    "ProcessStacks",
+    "StackFrame",
+    "SystemCall",
+    "ThreadActivity",
+    "ThreadStack",
+]
 
 
 @attrs.frozen
@@ -21,15 +28,61 @@ class StackFrame:
         filename: The file; the library for a native function.
 
         line: The line that runs, counted from 1; 0 if unknown.
+
+        is_native: Whether it is machine code, and not Python.
     """
 
     name: str
     filename: str
     line: int
+    is_native: bool = False
 
     def __str__(self) -> str:
         where = f"{self.filename}:{self.line}" if self.line else self.filename
-        return f"{self.name} ({where})"
+        return f"{self.name} ({where})" if where else self.name
+
+
+@attrs.frozen(kw_only=True)
+class SystemCall:
+    """
+    What a thread asked the kernel for, and did not get yet.
+
+    Attributes:
+        name: Such as ``"read"`` or ``"futex"``.
+
+        target: What its file descriptor stands for, such as ``"/data/a.bin"``,
+            ``"pipe:[123]"`` or ``"tcp 10.0.0.1:443"``; ``""`` if unknown.
+    """
+
+    name: str
+    target: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}({self.target})"
+
+
+@attrs.frozen(kw_only=True)
+class ThreadActivity:
+    """
+    What became of a thread from the first look at it to the last.
+
+    Attributes:
+        seconds: How long it was watched.
+
+        voluntary: How often it gave up the processor to wait.
+
+        involuntary: How often the processor was taken from it.
+
+        cpu_s: How long it ran, in seconds.
+
+        has_moved: Whether its Python stack changed; ``None`` if unknown.
+    """
+
+    seconds: float
+    voluntary: int
+    involuntary: int
+    cpu_s: float
+    has_moved: bool | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -40,7 +93,7 @@ class ThreadStack:
     Attributes:
         name: Its name in Python; ``""`` if unknown.
 
-        frames: Innermost first.
+        frames: Innermost first; of Python, or as the tool mixed them.
 
         thread_id: Its number in the operating system, or else in Python;
             ``None`` if unknown.
@@ -50,6 +103,17 @@ class ThreadStack:
         active: Whether it was running on a processor; ``None`` if unknown.
 
         owns_gil: Whether it held the interpreter lock; ``None`` if unknown.
+
+        waits_for_gil: Whether it wanted that lock; ``None`` if unknown.
+
+        native: What a second, native tool saw, innermost first.
+
+        state: The letter of the kernel for its state, such as ``"S"``; ``""``
+            if unknown.
+
+        system_call: What it waits for in the kernel, if known.
+
+        activity: What became of it while it was watched, if it was.
     """
 
     name: str
@@ -58,6 +122,33 @@ class ThreadStack:
     is_main: bool = False
     active: bool | None = None
     owns_gil: bool | None = None
+    waits_for_gil: bool | None = None
+    native: tuple[StackFrame, ...] = ()
+    state: str = ""
+    system_call: SystemCall | None = None
+    activity: ThreadActivity | None = None
+
+
+@attrs.frozen(kw_only=True)
+class GpuKernel:
+    """
+    A kernel that was on a GPU, as ``info cuda kernels`` tells.
+
+    Attributes:
+        name: Its function, with the arguments as shown.
+
+        device: The number of the GPU as the process counts; ``None`` if it
+            was not told.
+
+        grid: Size of the grid in blocks (x, y, z), if told.
+
+        block: Size of a block in threads (x, y, z), if told.
+    """
+
+    name: str
+    device: int | None = None
+    grid: tuple[int, ...] = ()
+    block: tuple[int, ...] = ()
 
 
 @attrs.frozen(kw_only=True)
@@ -75,20 +166,44 @@ class ProcessStacks:
         rank: Global rank, if it is known, and the process is the rank itself
             and not, say, a worker of its data loader.
 
+        world_size: How many ranks the job has, if known.
+
+        coordinates: Where the rank is in the mesh: names of dimensions in
+            small letters, and the place along each.
+
+        role: ``"rank"``, ``"dataloader"``, ``"compile"``, ``"launcher"``,
+            ``"server"``; ``""`` if unknown.
+
         host: Name of the node, if known.
 
         command: Its command line, or ``""``.
 
         parent_pid: The process that started it, if known.
+
+        state: The letter of the kernel for its state (``"T"`` is stopped,
+            ``"Z"`` a zombie, ``"X"`` gone); ``""`` if unknown.
+
+        tracer_pid: The debugger that is attached to it, if any.
+
+        kernels: What its GPUs were running, if that was looked at.
+
+        taken: When, in seconds since 1970; ``None`` if unknown.
     """
 
     pid: int
     source: str
     threads: tuple[ThreadStack, ...]
     rank: int | None = None
+    world_size: int | None = None
+    coordinates: tuple[tuple[str, int], ...] = ()
+    role: str = ""
     host: str | None = None
     command: str = ""
     parent_pid: int | None = None
+    state: str = ""
+    tracer_pid: int | None = None
+    kernels: tuple[GpuKernel, ...] = ()
+    taken: float | None = None
 
     @property
     def main_thread(self) -> ThreadStack | None:

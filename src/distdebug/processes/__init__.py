@@ -1,0 +1,3 @@
+"""
+Which processes of this node are the workers of a job?
+"""
