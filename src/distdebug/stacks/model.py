@@ -114,6 +114,9 @@ class ThreadStack:
         system_call: What it waits for in the kernel, if known.
 
         activity: What became of it while it was watched, if it was.
+
+        idle_s: How many seconds ago it last ran on a processor, if the kernel
+            told; also about the time before anybody watched.
     """
 
     name: str
@@ -127,6 +130,7 @@ class ThreadStack:
     state: str = ""
     system_call: SystemCall | None = None
     activity: ThreadActivity | None = None
+    idle_s: float | None = None
 
 
 @attrs.frozen(kw_only=True)
