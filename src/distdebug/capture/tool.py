@@ -5,20 +5,28 @@ How is a tool run so that it neither outlives its time nor its caller?
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
 
-__all__ = ["ToolOutput", "find_tool", "run_tool"]
+__all__ = ["ToolOutput", "find_tool", "run_tool", "stop_tools", "stoppable"]
 
 _MOST_BYTES = 1 << 28
+# What waits inside the kernel cannot be killed before that is over.
+_REAP_S = 5.0
+
+# How to stop the tools that run now.  Threads that wait for them cannot be
+# interrupted, so whoever is interrupted in their place stops the tools.
+_stops: set[Callable[[], object]] = set()
 
 
 class ToolOutput(NamedTuple):
@@ -56,9 +64,8 @@ def run_tool(argv: Sequence[str], *, timeout_s: float) -> ToolOutput:
     """
     What does this tool print?
 
-    It runs in a process group of its own, which is killed when the time is
-    over or the caller is interrupted.  It is killed outright: tools that
-    attach to processes may leave them stopped when they are asked politely.
+    It is for tools that stop nobody.  It runs in a process group of its own,
+    which is killed when the time is over or the caller is interrupted.
 
     Args:
         argv: The tool and its arguments.
@@ -83,16 +90,71 @@ def run_tool(argv: Sequence[str], *, timeout_s: float) -> ToolOutput:
         )
         status: int | None = None
         try:
-            status = process.wait(timeout_s)
+            with stoppable(lambda: _kill(process)):
+                _bound(process.pid, timeout_s)
+                status = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             pass
         finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            _end(process)
         texts = [_text_of(file.fileno()) for file in (out, err)]
 
     return ToolOutput(status, *texts)
+
+
+def stop_tools() -> None:
+    """
+    End every tool of this process that runs now.
+
+    Those who wait for one get what it left so far.
+    """
+    for stop in tuple(_stops):
+        stop()
+
+
+@contextmanager
+def stoppable(stop: Callable[[], object]) -> Iterator[None]:
+    """
+    Let `stop_tools` end something while the block runs.
+
+    Args:
+        stop: What ends it; may be called from any thread, and more than once.
+    """
+    _stops.add(stop)
+    try:
+        yield
+    finally:
+        _stops.discard(stop)
+
+
+def _bound(pid: int, timeout_s: float) -> None:
+    """
+    Let the kernel see to it that a tool ends when we are killed meanwhile.
+
+    It neither computes for ever, nor fills a disk with output or with an
+    image of itself.
+    """
+    seconds = int(timeout_s) + 2
+    for limit, most in (
+        (resource.RLIMIT_CPU, seconds),
+        (resource.RLIMIT_FSIZE, _MOST_BYTES),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        with suppress(OSError, ValueError):
+            resource.prlimit(pid, limit, (most, most))
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    # Only as long as it was not waited for is the number surely its own.
+    if process.poll() is None:
+        with suppress(OSError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    _kill(process)
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(_REAP_S)
 
 
 def _text_of(fd: int) -> str:
