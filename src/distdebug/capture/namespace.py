@@ -8,12 +8,25 @@ import os
 
 from collections.abc import Sequence
 
+import attrs
+
 from ..processes.model import ProcessState
-from ..processes.procfs import read_link
+from ..processes.procfs import (
+    list_numbers,
+    parse_status,
+    read_link,
+    read_proc,
+)
+from ..stacks.model import ThreadStack
 from .tool import find_tool
 
 
-__all__ = ["argv_inside", "enter_namespace", "proc_is_foreign"]
+__all__ = [
+    "argv_inside",
+    "enter_namespace",
+    "outer_numbers",
+    "proc_is_foreign",
+]
 
 # The root of the process shows what is installed there.
 _PLACES = ("usr/local/bin", "usr/bin", "bin", "opt/conda/bin", "opt/venv/bin")
@@ -68,6 +81,32 @@ def argv_inside(
     if enter is None or path is None or os.geteuid() != 0:
         return None
     return [enter, "-t", str(pid), "-p", "-m", "--", path], state.pid_inside
+
+
+def outer_numbers(
+    threads: tuple[ThreadStack, ...], pid: int, inside: int
+) -> tuple[ThreadStack, ...]:
+    """
+    What are the threads called here that a tool saw from inside a container?
+
+    Args:
+        threads: What the tool told.
+
+        pid: The number of their process here.
+
+        inside: Its number there.
+    """
+    if inside == pid:
+        return threads
+
+    numbers = {}
+    for thread in list_numbers(f"/proc/{pid}/task"):
+        status = parse_status(read_proc(f"/proc/{pid}/task/{thread}/status"))
+        numbers[(status.get("NSpid", "").split() or [""])[-1]] = thread
+    return tuple(
+        attrs.evolve(t, thread_id=numbers.get(str(t.thread_id), t.thread_id))
+        for t in threads
+    )
 
 
 def _path_inside(

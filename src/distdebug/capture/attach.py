@@ -1,0 +1,147 @@
+"""
+What does one tool tell about one process, if it may attach to it at all?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from ..errors import CaptureError
+from ..processes.model import ProcessState
+from ..processes.state import read_state
+from ..stacks.model import ThreadStack
+from .guard import AttachedOutput, run_attached
+from .model import Attempt, CaptureStatus
+from .namespace import argv_inside, outer_numbers
+from .rights import attach_hindrance
+from .status import explain_failure, remedy_for_missing
+
+
+__all__ = ["Threads", "Told", "Tool", "attach"]
+
+Threads = tuple[ThreadStack, ...]
+
+
+class Tool(NamedTuple):
+    """
+    How a tool is used.
+
+    Attributes:
+        name: What attempts with it are called.
+
+        program: The program to run.
+
+        arguments: Called with the number of the process.
+
+        parse: What reads its output.
+    """
+
+    name: str
+    program: str
+    arguments: Callable[[int], list[str]]
+    parse: Callable[[str], Threads]
+
+
+class Told(NamedTuple):
+    """
+    What a tool told.
+
+    Attributes:
+        threads: The threads of the process; none if it did not tell.
+
+        text: What it printed.
+
+        attempt: How it went.
+    """
+
+    threads: Threads
+    text: str
+    attempt: Attempt
+
+
+def attach(
+    tool: Tool, pid: int, *, timeout_s: float, start_ticks: int | None = None
+) -> Told:
+    """
+    What does a tool tell about a process?
+
+    The process is asked for its state first.  If that, or a missing right,
+    speaks against it, then nothing is attached.
+
+    Args:
+        tool: How the tool is used.
+
+        pid: The process.
+
+        timeout_s: How long it may take, in seconds.
+
+        start_ticks: When the process started, in clock ticks since boot, if
+            it must be that very process.
+    """
+    state, hindrance = read_state(pid), attach_hindrance(pid)
+    is_elsewhere = (
+        hindrance is not None and hindrance[0] is CaptureStatus.OTHER_NAMESPACE
+    )
+    if hindrance is not None and not is_elsewhere:
+        return _refused(tool, *hindrance)
+
+    command = None if state is None else argv_inside(tool.program, pid, state)
+    if state is None or command is None:
+        remedy = remedy_for_missing(tool.program)
+        missing = CaptureStatus.TOOL_MISSING, remedy
+        return _refused(tool, *(hindrance or missing))
+
+    prefix, number = command
+    try:
+        got = run_attached(
+            [*prefix, *tool.arguments(number)],
+            pid,
+            timeout_s=timeout_s,
+            start_ticks=start_ticks or state.start_ticks,
+        )
+    except (CaptureError, OSError) as exc:
+        why = explain_failure(tool.program, pid, 1, str(exc), state)
+        return Told((), "", Attempt(tool=tool.name, **why._asdict()))
+
+    threads = outer_numbers(_parsed(tool, got.output), pid, number)
+    return Told(threads, got.output, _attempt(tool, pid, got, threads, state))
+
+
+def _refused(tool: Tool, status: CaptureStatus, remedy: str) -> Told:
+    attempt = Attempt(tool=tool.name, status=status, remedy=remedy)
+    return Told((), "", attempt)
+
+
+def _parsed(tool: Tool, text: str) -> Threads:
+    try:
+        threads = tool.parse(text)
+    except ValueError:
+        return ()
+    return threads if any(t.frames for t in threads) else ()
+
+
+def _attempt(
+    tool: Tool,
+    pid: int,
+    got: AttachedOutput,
+    threads: Threads,
+    state: ProcessState,
+) -> Attempt:
+    status, detail, remedy = CaptureStatus.OK, "", ""
+    # Many a tool ends badly after it has told what it was asked.
+    if got.killed or not threads:
+        text = got.complaint if got.complaint.strip() else got.output
+        ended = None if got.killed else got.status
+        status, detail, remedy = explain_failure(
+            tool.program, pid, ended, text, state
+        )
+    return Attempt(
+        tool=tool.name,
+        status=status,
+        detail="; ".join(part for part in (detail, got.trouble) if part),
+        remedy=remedy,
+        seconds=got.seconds,
+        paused_s=got.paused_s,
+        resumed=got.resumed,
+    )

@@ -1,0 +1,109 @@
+"""
+Is somebody else attaching tools to processes of this node right now?
+
+Two tools cannot be attached to one process, and two collectors would stop each
+process twice.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import tempfile
+import time
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..errors import CaptureError
+from ..processes.procfs import parse_stat, read_proc
+
+
+__all__ = ["node_lock"]
+
+_STEP_S = 0.05
+
+
+@contextmanager
+def node_lock(
+    wait_s: float = 0.0, folder: str | None = None
+) -> Iterator[Path]:
+    """
+    Let only one collector of this user attach on this node at a time.
+
+    Args:
+        wait_s: How long to wait for another one, in seconds.
+
+        folder: Where the lock is; by default the user's runtime directory, or
+            else the directory for temporary files.
+
+    Yields:
+        The file that is locked.
+
+    Raises:
+        CaptureError: Another collector is at work, or the file of the lock
+            belongs to somebody else.
+    """
+    path = Path(folder or _folder()) / f"distdebug-{os.getuid()}.lock"
+    fd = _open(path)
+    try:
+        _lock(fd, path, wait_s)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        yield path
+    finally:
+        # Not removed: who waits for this file must not get another one.
+        os.close(fd)
+
+
+def _folder() -> str:
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    return runtime if os.access(runtime, os.W_OK) else tempfile.gettempdir()
+
+
+def _open(path: Path) -> int:
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags | os.O_NONBLOCK, 0o600)
+    except OSError as exc:
+        msg = f"the lock {path} cannot be opened: {exc.strerror}"
+        raise CaptureError(msg, remedy=_other_folder(path)) from exc
+
+    # In a folder for everybody, somebody else may have been there first.
+    seen = os.fstat(fd)
+    if not stat.S_ISREG(seen.st_mode) or seen.st_uid != os.geteuid():
+        os.close(fd)
+        msg = f"the lock {path} belongs to user {seen.st_uid}, or is no file"
+        raise CaptureError(msg, remedy=_other_folder(path))
+    return fd
+
+
+def _other_folder(path: Path) -> str:
+    return f"remove {path}, or set TMPDIR to a folder of your own"
+
+
+def _lock(fd: int, path: Path, wait_s: float) -> None:
+    end = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as exc:
+            if time.monotonic() >= end:
+                holder = _holder(fd)
+                msg = f"{holder} is attaching to processes of this node"
+                raise CaptureError(
+                    msg, remedy=f"wait for {holder} to end, or end it ({path})"
+                ) from exc
+            time.sleep(_STEP_S)
+        else:
+            return
+
+
+def _holder(fd: int) -> str:
+    text = os.pread(fd, 32, 0).decode("ascii", "replace").strip()
+    found = (
+        parse_stat(read_proc(f"/proc/{text}/stat")) if text.isdigit() else None
+    )
+    return f"process {text}" if found is not None else "another process"
