@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 
-__all__ = ["clean", "text_table"]
+__all__ = ["clean", "text_table", "without_controls"]
 
 # Colors and cursor movements (CSI), titles and links (OSC), short sequences.
 _ESCAPES = re.compile(
@@ -20,6 +20,7 @@ _ESCAPES = re.compile(
     r"|(?:\x1b\]|\x9d)[^\x07\x1b\x9d]*(?:\x07|\x1b\\)"
     r"|\x1b[ -/]*[0-~]"
 )
+_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
 def clean(text: str, *, limit: int = 200) -> str:
@@ -66,3 +67,19 @@ def text_table(
     # Numbers stay as they are: 0012 is a name here, and 1e5 may be a hash.
     table: str = tabulate(cells, headers=headers, disable_numparse=True)
     return table
+
+
+def without_controls(text: str) -> str:
+    """
+    What is this text without what only a terminal understands?
+
+    Escape sequences and control characters are taken out, but for the ends of
+    lines and tabulators.
+
+    Args:
+        text: Any text, of any number of lines.
+
+    Returns:
+        The same lines.
+    """
+    return _CONTROLS.sub("", _ESCAPES.sub("", text))

@@ -77,7 +77,10 @@ def process(**changes):
     main = ThreadStack(
         name="MainThread",
         thread_id=10,
-        frames=(StackFrame("f", "/a b.py", 3), StackFrame("g", "lib.so", 0)),
+        frames=(
+            StackFrame("f", "/a b.py", 3),
+            StackFrame("g", "lib.so", 0, is_native=True),
+        ),
         is_main=True,
         active=True,
         owns_gil=True,
@@ -136,7 +139,9 @@ class TestText:
             ),
             StackFrame("<module>", "/home/me/my train (2).py", 7),
         ) == threads[0].frames
-        assert (StackFrame("read", "libc.so.6", 0),) == threads[1].frames
+        assert (
+            StackFrame("read", "libc.so.6", 0, is_native=True),
+        ) == threads[1].frames
 
     def test_frames_without_thread(self):
         """
@@ -286,7 +291,7 @@ class TestReadStacks:
 
         assert [8892, 9037] == [p.pid for p in got.stacks]
         assert [
-            (str(bad), "not what py-spy writes"),
+            (str(bad), "no stack of a known tool in it"),
             (str(pipe), "not a file"),
             (str(tmp_path / "none"), "no such file"),
         ] == [(m.source, m.reason) for m in got.missing]
@@ -295,7 +300,7 @@ class TestReadStacks:
         """
         A file that is larger than any process explains is not read.
         """
-        monkeypatch.setattr("distdebug.stacks.parse._MOST_BYTES", 10)
+        monkeypatch.setattr("distdebug.stacks.files._MOST_BYTES", 10)
         file = tmp_path / "a.txt"
         file.write_text(TEXT)
 

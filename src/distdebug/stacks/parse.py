@@ -1,5 +1,5 @@
 """
-What did py-spy write, as data?
+Which stacks are in these files, whichever tool wrote them?
 
 Files come from anywhere and may be cut off or forged.  One that cannot be read
 is told, and the others are read all the same.
@@ -7,45 +7,28 @@ is told, and the others are read all the same.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
+from itertools import count
 from pathlib import Path
-from typing import Any
 
 import attrs
 
 from ..findings import Missing
-from .model import ProcessStacks, StackFrame, ThreadStack
+from .files import is_captured, read_text, stack_files_in
+from .formats.headings import name_heading
+from .formats.pyspy_json import parse_json
+from .formats.text import UNKNOWN, parse_text
+from .join import join_processes
+from .model import ProcessStacks
 
 
 __all__ = ["StackFiles", "parse_stacks", "read_stack_files", "read_stacks"]
 
-# A process with 10,000 threads of 200 frames stays below.
-_MOST_BYTES = 1 << 28
-_MOST_NUMBER = 1 << 64  # thread ids are unsigned
-_MOST_NAME = 4096
-
-_FILE_NAME = re.compile(r"pyspy_(?P<host>.+)_(?P<pid>\d{1,10})\.(json|txt)")
-_PROCESS = re.compile(r"Process (?P<pid>\d{1,10}): (?P<command>.*)")
-_THREAD = re.compile(
-    r"Thread (?P<id>0x[0-9A-Fa-f]{1,16}|\d{1,19}) \((?P<state>[^)]*)\)"
-    r'(?:: "(?P<name>.*)")?'
-)
-_FRAME = re.compile(
-    r" {4}(?P<name>\S.*?) \((?P<file>.*?)(?::(?P<line>\d{1,9}))?\)"
-)
-
-# What comes of taking a document for something that it is not.
-_MALFORMED = (
-    AttributeError,
-    KeyError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
+_JSON = re.compile(r"\s*\[\s*(?:[{\[]|\Z|\d+\s*\]\s*\Z)")
+_JSON_BELOW = re.compile(r"^\[\s*\{", re.MULTILINE)
 
 Source = str | os.PathLike[str]
 
@@ -72,9 +55,9 @@ def read_stacks(
     Which stacks are in these files?
 
     Args:
-        paths_or_text: Files that py-spy wrote (``py-spy dump``, with or
-            without ``--json``), folders with files named ``pyspy_*.json`` or
-            ``pyspy_*.txt``, or such a text itself; one or several.
+        paths_or_text: Files with what py-spy (text or JSON), gdb, cuda-gdb,
+            pystack, or faulthandler wrote, also among other lines of a log;
+            folders with such files; or such a text itself; one or several.
 
     Returns:
         Every process that could be read.
@@ -88,6 +71,9 @@ def read_stack_files(
     """
     Which stacks are in these files, and which files could not be read?
 
+    In a folder, files that hold no stack are left out without a word, unless
+    their name promises one.  A process that several files tell of is one.
+
     Args:
         paths_or_text: As for :func:`read_stacks`.
 
@@ -99,209 +85,172 @@ def read_stack_files(
         if isinstance(paths_or_text, str | os.PathLike)
         else paths_or_text
     )
-    stacks: list[ProcessStacks] = []
-    missing = []
-    for name, text in _texts(sources):
-        try:
-            stacks += parse_stacks(text() if callable(text) else text, name)
-        except (OSError, ValueError) as exc:
-            missing.append(Missing(what="stack", reason=str(exc), source=name))
-    return StackFiles(tuple(stacks), tuple(missing))
+    found: list[_Found] = []
+    missing: list[Missing] = []
+    for source in sources:
+        text = os.fspath(source)
+        if _is_text(text):
+            _read("", text, found, missing)
+        elif (path := Path(text)).is_dir():
+            _read_folder(path, found, missing)
+        else:
+            _read_file(path, found, missing)
+    return StackFiles(_numbered(_newest(found)), tuple(missing))
 
 
 def parse_stacks(text: str, source: str = "") -> tuple[ProcessStacks, ...]:
     """
-    Which stacks are in this output of py-spy?
+    Which stacks are in this text?
 
     Args:
-        text: The output, as JSON or as text.
+        text: What py-spy (text or JSON), gdb, cuda-gdb, pystack, or
+            faulthandler wrote, alone or among other lines of a log.
 
-        source: The file it comes from.
+        source: The file it comes from; its name may tell node, process, or
+            rank.
 
     Returns:
-        Every process.
+        Every process; if it occurs more than once, as it was last.  Those
+        whose number nothing tells are counted from 0.
 
     Raises:
-        ValueError: It is something else.
+        ValueError: No stack is in it.
     """
-    is_json = text.lstrip().startswith("[")
-    parse = _parse_json if is_json else _parse_text
-    match = _FILE_NAME.fullmatch(Path(source).name)
-    host = match["host"] if match else None
-    return tuple(
-        attrs.evolve(process, host=host) for process in parse(text, source)
-    )
+    return _numbered(_parse(text, source))
 
 
-def _texts(sources: Iterable[Source]) -> Iterator[tuple[str, Any]]:
-    for source in sources:
-        text = os.fspath(source)
-        if "\n" in text or text.lstrip().startswith("["):
-            yield "", text
+@attrs.frozen
+class _Found:
+    process: ProcessStacks
+    folder: str
+    time: float
+
+
+def _is_text(text: str) -> bool:
+    return "\n" in text or text.lstrip().startswith("[{")
+
+
+def _read_folder(
+    folder: Path, found: list[_Found], missing: list[Missing]
+) -> None:
+    read = set()
+    for file in stack_files_in(folder):
+        # JSON says more than the text beside it.
+        if file.suffix == ".txt" and file.with_suffix(".json") in read:
             continue
-        path = Path(text)
-        for file in _files_in(path) if path.is_dir() else [path]:
-            yield str(file), lambda file=file: _read_text(file)
+        problems: list[Missing] = []
+        if _read_file(file, found, problems):
+            read.add(file)
+        elif is_captured(file.name):
+            missing += problems
 
 
-def _files_in(folder: Path) -> list[Path]:
-    """
-    The files of stacks in a folder, each process once.
-    """
-    files = sorted(f for f in _below(folder) if _FILE_NAME.fullmatch(f.name))
-    # JSON says more than the text beside it.
-    names = set(files)
-    return [
-        file
-        for file in files
-        if file.suffix == ".json" or file.with_suffix(".json") not in names
-    ]
-
-
-def _below(folder: Path) -> Iterator[Path]:
-    # Those of Python call themselves once per level, of which there may be
-    # more than that can be done.
-    todo = [str(folder)]
-    while todo:
-        try:
-            entries = list(os.scandir(todo.pop()))
-        except OSError:
-            continue
-
-        yield from map(Path, entries)
-        todo += (e.path for e in entries if e.is_dir(follow_symlinks=False))
-
-
-def _read_text(file: Path) -> str:
-    # Opening a pipe would wait for somebody to write to it.
-    if not file.is_file():
-        msg = "not a file" if file.exists() else "no such file"
-        raise ValueError(msg)
-
-    with file.open("rb") as stream:
-        data = stream.read(_MOST_BYTES + 1)
-    if len(data) > _MOST_BYTES:
-        msg = f"larger than {_MOST_BYTES:,} bytes"
-        raise ValueError(msg)
-
-    return data.decode("utf-8", "replace")
-
-
-def _parse_json(text: str, source: str) -> Iterable[ProcessStacks]:
+def _read_file(
+    file: Path, found: list[_Found], missing: list[Missing]
+) -> bool:
     try:
-        data = json.loads(text)
-        threads = [(_process_of(t), _json_thread(t)) for t in data]
-    except _MALFORMED as exc:
-        msg = f"not what py-spy writes: {type(exc).__name__}: {exc}"
-        raise ValueError(msg) from None
-
-    by_pid: dict[int, tuple[dict[str, Any], list[ThreadStack]]] = {}
-    for process, thread in threads:
-        by_pid.setdefault(process["pid"], (process, []))[1].append(thread)
-
-    return [
-        ProcessStacks(**process, source=source, threads=tuple(members))
-        for process, members in by_pid.values()
-    ]
+        text, time = read_text(file), file.stat().st_mtime
+    except (OSError, ValueError) as exc:
+        missing.append(_missing(str(file), exc))
+        return False
+    return _read(str(file), text, found, missing, time)
 
 
-def _process_of(data: Mapping[str, Any]) -> dict[str, Any]:
-    info = data.get("process_info") or {}
-    parent = info.get("parent") or {}
-    rank = info.get("rank")
-    return {
-        "pid": _number(data["pid"]),
-        "rank": None if rank is None else _number(rank),
-        "command": str(info.get("command_line") or ""),
-        "parent_pid": _number(parent["pid"]) if "pid" in parent else None,
-    }
+def _read(
+    name: str,
+    text: str,
+    found: list[_Found],
+    missing: list[Missing],
+    time: float = 0.0,
+) -> bool:
+    try:
+        processes = _parse(text, name)
+    except ValueError as exc:
+        missing.append(_missing(name, exc))
+        return False
 
-
-def _json_thread(data: Mapping[str, Any]) -> ThreadStack:
-    name = str(data.get("thread_name") or "")
-    system_id = data.get("os_thread_id")
-    number = data["thread_id"] if system_id is None else system_id
-    return ThreadStack(
-        name=name,
-        thread_id=_number(number),
-        frames=tuple(
-            _frame(
-                str(frame["name"]),
-                str(frame["filename"]),
-                _number(frame.get("line") or 0),
-            )
-            for frame in data["frames"]
-        ),
-        is_main=name == "MainThread" or system_id == data["pid"],
-        active=_truth(data.get("active")),
-        owns_gil=_truth(data.get("owns_gil")),
+    folder = os.path.dirname(name)  # noqa: PTH120 of thousands of files
+    found += (
+        _Found(p, folder, time if p.taken is None else p.taken)
+        for p in processes
     )
+    return True
 
 
-def _frame(name: str, filename: str, line: int) -> StackFrame:
-    # Longer ones are no names, and patterns are searched for in them.
-    return StackFrame(name[:_MOST_NAME], filename[:_MOST_NAME], line)
+def _missing(source: str, exc: Exception) -> Missing:
+    return Missing(what="stack", reason=str(exc), source=source)
 
 
-def _number(value: Any) -> int:
-    if type(value) is not int or not 0 <= value < _MOST_NUMBER:
-        msg = f"not a number: {value!r:.40}"
+def _parse(text: str, source: str) -> tuple[ProcessStacks, ...]:
+    if _JSON.match(text) or ('"frames"' in text and _JSON_BELOW.search(text)):
+        processes = parse_json(text)
+    else:
+        processes = parse_text(text)
+    if not processes:
+        msg = "no stack of a known tool in it"
         raise ValueError(msg)
 
-    return value
+    return tuple(_named(join_processes(processes), source))
 
 
-def _truth(value: Any) -> bool | None:
-    return value if isinstance(value, bool) else None
+def _named(
+    processes: tuple[ProcessStacks, ...], source: str
+) -> Iterator[ProcessStacks]:
+    """
+    The processes, with what the name of their file tells.
+    """
+    named = name_heading(source)
+    is_alone = len(processes) == 1
+    for number, process in enumerate(processes):
+        is_unknown = process.pid == UNKNOWN and is_alone
+        yield attrs.evolve(
+            process,
+            source=source,
+            host=process.host or named.host,
+            pid=(
+                named.pid
+                if is_unknown and named.pid is not None
+                else process.pid
+            ),
+            rank=(
+                named.rank
+                if process.rank is None and number == 0
+                else process.rank
+            ),
+        )
 
 
-def _parse_text(text: str, source: str) -> Iterable[ProcessStacks]:
-    found: list[tuple[re.Match[str], list[_Thread]]] = []
-    for line in text.splitlines():
-        if match := _PROCESS.fullmatch(line):
-            found.append((match, []))
-        elif not found:
-            continue
-        elif match := _THREAD.fullmatch(line):
-            found[-1][1].append((match, []))
-        elif found[-1][1] and (match := _FRAME.fullmatch(line)):
-            found[-1][1][-1][1].append(match)
-
-    if not found:
-        msg = "not what py-spy writes"
-        raise ValueError(msg)
-
-    return [_text_process(match, threads, source) for match, threads in found]
-
-
-_Thread = tuple[re.Match[str], list[re.Match[str]]]
-
-
-def _text_process(
-    match: re.Match[str], threads: Iterable[_Thread], source: str
-) -> ProcessStacks:
-    pid = int(match["pid"])
-    return ProcessStacks(
-        pid=pid,
-        source=source,
-        command=match["command"],
-        threads=tuple(_text_thread(pid, *thread) for thread in threads),
-    )
+def _newest(found: list[_Found]) -> Iterator[ProcessStacks]:
+    """
+    Every process once: joined within a folder, else the newest one.
+    """
+    places: dict[object, int] = {}
+    kept: list[_Found] = []
+    for one in found:
+        process = one.process
+        is_known = process.host and process.pid != UNKNOWN
+        key = (process.host, process.pid) if is_known else len(kept)
+        place = places.setdefault(key, len(kept))
+        if place == len(kept):
+            kept.append(one)
+        elif kept[place].folder == one.folder:
+            (joined, *_) = join_processes([kept[place].process, process])
+            kept[place] = attrs.evolve(kept[place], process=joined)
+        elif one.time > kept[place].time:
+            kept[place] = one
+    return (one.process for one in kept)
 
 
-def _text_thread(
-    pid: int, match: re.Match[str], frames: Iterable[re.Match[str]]
-) -> ThreadStack:
-    name, state = match["name"] or "", match["state"].split("+")
-    number = int(match["id"], 0)
-    return ThreadStack(
-        name=name,
-        thread_id=number,
-        frames=tuple(
-            _frame(f["name"], f["file"], int(f["line"] or 0)) for f in frames
-        ),
-        is_main=name == "MainThread" or number == pid,
-        active="active" in state,
-        # It is not shown for a thread that is idle.
-        owns_gil="gil" in state or None,
+def _numbered(
+    processes: Iterable[ProcessStacks],
+) -> tuple[ProcessStacks, ...]:
+    """
+    The processes, each with a number of its own.
+    """
+    known = tuple(processes)
+    taken = {process.pid for process in known}
+    free = (number for number in count() if number not in taken)
+    return tuple(
+        attrs.evolve(p, pid=next(free)) if p.pid == UNKNOWN else p
+        for p in known
     )

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import json
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from .model import ProcessStacks, ThreadStack
+import attrs
+
+from .model import ProcessStacks, StackFrame, ThreadActivity, ThreadStack
 
 
 __all__ = ["stacks_to_json", "stacks_to_text"]
@@ -18,7 +21,7 @@ __all__ = ["stacks_to_json", "stacks_to_text"]
 
 def stacks_to_json(process: ProcessStacks) -> str:
     """
-    Write a process as ``py-spy dump --json`` does.
+    Write a process as ``py-spy dump --json`` does, with what else is known.
 
     Args:
         process: The process.
@@ -26,36 +29,71 @@ def stacks_to_json(process: ProcessStacks) -> str:
     Returns:
         The JSON; :func:`~distdebug.stacks.parse.parse_stacks` reads it.
     """
-    info: dict[str, Any] = {
+    info = _info(process)
+    # A process without threads still has a state.
+    threads = process.threads or (ThreadStack(name="", frames=()),)
+    return json.dumps(
+        [_thread(process.pid, thread, info) for thread in threads], indent=1
+    )
+
+
+def _info(process: ProcessStacks) -> dict[str, Any]:
+    parent = process.parent_pid
+    return {
         "pid": process.pid,
         "command_line": process.command,
-        "parent": None,
+        "parent": None if parent is None else {"pid": parent},
         "rank": process.rank,
+        "world_size": process.world_size,
+        "coordinates": process.coordinates,
+        "role": process.role,
+        "host": process.host,
+        "state": process.state,
+        "tracer_pid": process.tracer_pid,
+        "kernels": [attrs.asdict(kernel) for kernel in process.kernels],
+        "taken": process.taken,
+        "threads": len(process.threads),
     }
-    if process.parent_pid is not None:
-        info["parent"] = {"pid": process.parent_pid}
-    threads = [
+
+
+def _thread(
+    pid: int, thread: ThreadStack, info: dict[str, Any]
+) -> dict[str, Any]:
+    call, activity = thread.system_call, thread.activity
+    return {
+        "pid": pid,
+        "thread_id": thread.thread_id or 0,
+        "thread_name": thread.name or None,
+        "os_thread_id": thread.thread_id,
+        "active": thread.active,
+        "owns_gil": thread.owns_gil,
+        "frames": _frames(thread.frames),
+        "process_info": info,
+        "is_main": thread.is_main,
+        "waits_for_gil": thread.waits_for_gil,
+        "native": _frames(thread.native),
+        "state": thread.state,
+        "system_call": None if call is None else attrs.asdict(call),
+        "activity": None if activity is None else attrs.asdict(activity),
+        "idle_s": thread.idle_s,
+    }
+
+
+def _frames(frames: Iterable[StackFrame]) -> list[dict[str, Any]]:
+    return [
         {
-            "pid": process.pid,
-            "thread_id": thread.thread_id or 0,
-            "thread_name": thread.name or None,
-            "os_thread_id": thread.thread_id,
-            "active": thread.active,
-            "owns_gil": thread.owns_gil,
-            "frames": [
-                {"name": f.name, "filename": f.filename, "line": f.line}
-                for f in thread.frames
-            ],
-            "process_info": info,
+            "name": frame.name,
+            "filename": frame.filename,
+            "line": frame.line,
+            "is_native": frame.is_native,
         }
-        for thread in process.threads
+        for frame in frames
     ]
-    return json.dumps(threads, indent=1)
 
 
 def stacks_to_text(process: ProcessStacks) -> str:
     """
-    Write a process as ``py-spy dump`` does.
+    Write a process as ``py-spy dump`` does, with what else is known.
 
     Args:
         process: The process.
@@ -63,11 +101,34 @@ def stacks_to_text(process: ProcessStacks) -> str:
     Returns:
         The text; :func:`~distdebug.stacks.parse.parse_stacks` reads it.
     """
-    lines = [f"Process {process.pid}: {_one_line(process.command)}", ""]
+    lines = [f"Process {process.pid}: {_one_line(process.command)}"]
+    lines += _headings(process)
+    lines.append("")
     for thread in process.threads:
         lines.append(_thread_title(thread))
         lines += (f"    {_one_line(str(frame))}" for frame in thread.frames)
+        lines += (f"        {_one_line(line)}" for line in _details(thread))
     return "\n".join(lines) + "\n"
+
+
+def _headings(process: ProcessStacks) -> Iterator[str]:
+    if process.rank is not None:
+        size = process.world_size
+        yield f"Rank {process.rank}" + (f" of {size}" if size else "")
+    if process.coordinates:
+        yield ", ".join(
+            f"{_one_line(name).upper()}={at}"
+            for name, at in process.coordinates
+        )
+    if process.role or process.state:
+        role = _one_line(process.role or "process")
+        state = f", state {_one_line(process.state)}" if process.state else ""
+        yield f"# {role}{state}"
+    if process.tracer_pid:
+        yield f"# traced by {process.tracer_pid}"
+    for kernel in process.kernels:
+        where = "" if kernel.device is None else f" on device {kernel.device}"
+        yield f"Kernel 0: {_one_line(kernel.name)}{where}"
 
 
 def _thread_title(thread: ThreadStack) -> str:
@@ -75,6 +136,37 @@ def _thread_title(thread: ThreadStack) -> str:
     gil = "+gil" if thread.owns_gil else ""
     name = f': "{_one_line(thread.name)}"' if thread.name else ""
     return f"Thread {thread.thread_id or 0} ({state}{gil}){name}"
+
+
+def _details(thread: ThreadStack) -> Iterator[str]:
+    """
+    What stands deeper than frames, as variables do, so that others skip it.
+    """
+    if thread.waits_for_gil:
+        yield "waits for the GIL"
+    if thread.state:
+        yield f"state: {thread.state}"
+    if thread.system_call:
+        yield f"system call: {thread.system_call}"
+    if thread.activity:
+        yield f"activity: {_activity(thread.activity)}"
+    if thread.idle_s is not None:
+        yield f"last ran: {thread.idle_s:.1f} s ago"
+    if thread.native:
+        yield "native:"
+        yield from (f"    {frame}" for frame in thread.native)
+
+
+def _activity(activity: ThreadActivity) -> str:
+    moved = (
+        ""
+        if activity.has_moved is None
+        else (", another line" if activity.has_moved else ", same lines")
+    )
+    return (
+        f"in {activity.seconds:.1f} s waited {activity.voluntary} times, "
+        f"ran {activity.cpu_s:.2f} s{moved}"
+    )
 
 
 def _one_line(text: str) -> str:

@@ -1,0 +1,260 @@
+"""
+What do ``thread apply all bt`` and its relatives say?
+
+That is gdb of every generation, cuda-gdb, pstack, eu-stack, and coredumpctl.
+Frames may be spread over lines, and carry Python's own frames where gdb knows
+how to print those.
+"""
+
+from __future__ import annotations
+
+import re
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from ..model import StackFrame, ThreadStack
+from .calls import make_frame, shorten, split_brackets
+from .gil import wants_gil
+
+
+__all__ = ["FRAME", "header_of", "parse_gdb", "process_id", "read_thread"]
+
+_HEADERS = (
+    re.compile(
+        r"Thread (?P<number>\d{1,9}|N) \((?:Thread 0x[0-9a-f.]{1,19} )?\(?"
+        r"(?:LWP|process) (?P<lwp>\d{1,10}|\.\.\.)\)?"
+        r'(?: "(?P<name>.{0,99})")?\)?:?'
+    ),
+    re.compile(
+        r"Thread (?P<number>\d{1,9}|N) \(Thread 0x[0-9a-f.]{1,19}.{0,99}\):?"
+    ),
+    re.compile(
+        r"\[Switching to [Tt]hread (?:(?P<number>\d{1,9})(?:\.\d{1,9})? \()?"
+        r"(?:Thread )?0x[0-9a-f]{1,16} \(LWP (?P<lwp>\d{1,10})\)\)?\]"
+    ),
+    re.compile(r"(?:TID|Stack trace of thread) (?P<lwp>\d{1,10}):"),
+)
+_BEGINNINGS = ("Thread ", "[Switching to ", "TID ", "Stack trace of ")
+_MOST_HEADER = 400
+FRAME = re.compile(r"#(?P<depth>\d{1,6})\s{1,4}(?=\S)")
+
+_PROCESS = re.compile(
+    r"\[Inferior \d{1,4} \(process (\d{1,10})\) detached\]"
+    r"|Attaching to process (\d{1,10})\b"
+    r"|Detaching from program: .{0,400}, process (\d{1,10})\b"
+    r"|(?:Attaching to program: .{0,400}, process (\d{1,10}))\b"
+)
+# Several frames on what was several lines before somebody pasted them.
+_GLUED = re.compile(r"\s(?=#\d{1,6}\s{1,2}\S)")
+_ADDRESS = re.compile(r"0x[0-9a-f.]+(?: in )?\s*")
+_STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\[^\']{1,3})\'')
+_INLINED = re.compile(r" in \S+ inlined from .*$")
+_LIBRARY = re.compile(r"(?P<lib>\S+)(?: \+ 0x[0-9a-f]+)?$")
+# How gdb prints a Python frame, if it has the script that came with Python.
+_PYTHON = re.compile(
+    r"Frame 0x[0-9a-f]{1,16}, for file (?P<file>[^,]{1,999}),"
+    r" line (?P<line>\d{1,9}), in (?P<name>[^\s(]{1,999})"
+)
+_PYTHON_LINE = re.compile(
+    r'\s*File "(?P<file>[^"]{1,4096})", line (?P<line>\d{1,9}),'
+    r" in (?P<name>\S{1,999})"
+)
+_MOST_LINES = 64
+
+
+def parse_gdb(text: str) -> tuple[ThreadStack, ...]:
+    """
+    Which threads are in this output of gdb?
+
+    Args:
+        text: What gdb or cuda-gdb printed.
+
+    Returns:
+        Its threads, in the order of the tool; *thread_id* is that of the
+        operating system, and the name is the one that the kernel knows.
+    """
+    found: list[tuple[re.Match[str] | None, list[str]]] = []
+    for line in text.splitlines():
+        if match := header_of(line):
+            found.append((match, []))
+        elif found:
+            found[-1][1].append(line)
+        elif FRAME.match(line):
+            found.append((None, [line]))
+    threads = (read_thread(match, lines) for match, lines in found)
+    return tuple(thread for thread in threads if thread.frames)
+
+
+def header_of(line: str) -> re.Match[str] | None:
+    """
+    Does this line begin the stack of a thread?
+
+    Args:
+        line: One line of the output.
+
+    Returns:
+        What to give to :func:`read_thread`, or ``None``.
+    """
+    text = line.strip()
+    if len(text) > _MOST_HEADER or not text.startswith(_BEGINNINGS):
+        return None
+    return next((m for h in _HEADERS if (m := h.fullmatch(text))), None)
+
+
+def process_id(line: str) -> int | None:
+    """
+    Which process does gdb speak of in this line?
+
+    Args:
+        line: One line of its output.
+
+    Returns:
+        The number, or ``None``.
+    """
+    match = _PROCESS.search(line)
+    number = next((g for g in match.groups() if g), "") if match else ""
+    return int(number) if number else None
+
+
+def read_thread(
+    match: re.Match[str] | None, lines: Iterable[str]
+) -> ThreadStack:
+    """
+    What is this thread doing?
+
+    Args:
+        match: What *header_of* returned; ``None`` if there was no header.
+
+        lines: The lines that follow.
+
+    Returns:
+        The thread.
+    """
+    number, lwp, name = _who(match)
+    frames = tuple(_frames(lines))
+    return ThreadStack(
+        name=name,
+        thread_id=lwp,
+        frames=frames,
+        is_main=number == "1",
+        waits_for_gil=wants_gil(frames),
+    )
+
+
+def _who(match: re.Match[str] | None) -> tuple[str, int | None, str]:
+    if match is None:
+        return "", None, ""
+
+    groups = match.groupdict()
+    lwp = groups.get("lwp") or ""
+    return (
+        groups.get("number") or "",
+        int(lwp) if lwp.isdecimal() else None,
+        groups.get("name") or "",
+    )
+
+
+def _frames(lines: Iterable[str]) -> Iterator[StackFrame]:
+    """
+    The frames of the longest stack among these lines.
+    """
+    stacks: list[list[StackFrame]] = [[]]
+    for depth, text in _statements(lines):
+        if depth == 0:
+            stacks.append([])
+        stacks[-1] += _frame(text) if depth is not None else _python(text)
+    longest = max(stacks, key=len)
+    # Code on a GPU is no stack of a thread of the process.
+    if not any("<<<" in frame.name for frame in longest):
+        yield from longest
+
+
+def _statements(lines: Iterable[str]) -> Iterator[tuple[int | None, str]]:
+    parts: list[str] = []
+    for line in _unglued(lines):
+        match = FRAME.match(line)
+        if match or _PYTHON_LINE.match(line):
+            yield from _joined(parts)
+            parts = [line]
+        elif parts and len(parts) < _MOST_LINES and _continues(parts, line):
+            parts.append(line)
+        else:
+            yield from _joined(parts)
+            parts = []
+    yield from _joined(parts)
+
+
+def _unglued(lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
+        short = shorten(line).rstrip()
+        if short.count("#") < 2 or not _GLUED.search(short):
+            yield short.lstrip() if FRAME.match(short.lstrip()) else short
+        else:
+            yield from map(str.strip, _GLUED.split(short))
+
+
+def _continues(parts: Sequence[str], line: str) -> bool:
+    body = line.strip()
+    if not body or not FRAME.match(parts[0]):
+        return False
+    if body.startswith(("at ", "from ", "(")):
+        return True
+    so_far = _STRINGS.sub("", " ".join(parts))
+    return line[:1].isspace() and so_far.count("(") > so_far.count(")")
+
+
+def _joined(parts: Sequence[str]) -> Iterator[tuple[int | None, str]]:
+    if parts:
+        text = " ".join(part.strip() for part in parts)
+        match = FRAME.match(text)
+        yield (int(match["depth"]) if match else None), shorten(text)
+
+
+def _python(text: str) -> Iterator[StackFrame]:
+    if match := _PYTHON_LINE.match(text):
+        yield make_frame(
+            match["name"], match["file"], int(match["line"]), is_native=False
+        )
+
+
+def _frame(text: str) -> Iterator[StackFrame]:
+    if match := _PYTHON.search(text):
+        yield make_frame(
+            match["name"], match["file"], int(match["line"]), is_native=False
+        )
+        return
+
+    body = _ADDRESS.sub("", FRAME.sub("", text, count=1), count=1)
+    call, filename, line = _place(_STRINGS.sub('""', body).strip())
+    name = _function(call)
+    if name:
+        yield make_frame(name, filename, line, is_native=True)
+
+
+def _place(text: str) -> tuple[str, str, int]:
+    """
+    The call, and the file and line, or library, that follow it.
+    """
+    text = _INLINED.sub("", text)
+    at = text.rfind(") at ")
+    lib = text.rfind(") from ")
+    if at < 0 <= lib or 0 <= at < lib:
+        return text[: lib + 1], text[lib + 7 :].strip(), 0
+    if at < 0:
+        return text, "", 0
+
+    filename, _, line = text[at + 5 :].strip().rpartition(":")
+    if not line.isdecimal() or len(line) > 9:
+        # Where the file is "file.cpp:line", as in documentation.
+        return text[: at + 1], filename or line, 0
+    return text[: at + 1], filename, int(line)
+
+
+def _function(call: str) -> str:
+    if call.startswith("<") and call.endswith(">"):
+        return call
+    found = split_brackets(call)
+    if found is None:
+        return call
+    name, inside = found
+    return name or f"({inside})"

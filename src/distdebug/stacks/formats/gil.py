@@ -1,0 +1,56 @@
+"""
+Does this thread wait for the lock of the interpreter?
+
+Seen from machine code: functions that take the lock are called by the thread,
+and nothing but waiting is called by them.
+"""
+
+from __future__ import annotations
+
+import re
+
+from collections.abc import Iterable
+
+from ..model import StackFrame
+
+
+__all__ = ["wants_gil"]
+
+_DEEPEST = 16
+
+_TAKES = re.compile(
+    r"take_gil|_?Py(Eval_(RestoreThread|AcquireThread|AcquireLock)"
+    r"|GILState_Ensure|ThreadState_Attach)|tstate_wait_attach"
+    r"|pybind11::gil_scoped_acquire::gil_scoped_acquire"
+)
+_WAITS = re.compile(
+    r"futex|pthread_(cond|mutex|rwlock)|lll_lock|_L_lock|sem_(timed|clock)?wait"
+    r"|do_wait|PyCOND_|PyMUTEX_|PyMutex_Lock|ParkingLot_Park|PySemaphore_"
+    r"|^(__)?syscall$|^_?cond_(timed)?wait|^\?\?|^0x[0-9a-f]"
+)
+
+
+def wants_gil(frames: Iterable[StackFrame]) -> bool | None:
+    """
+    Does a thread with this stack wait for the interpreter lock?
+
+    Args:
+        frames: Innermost first, with those of machine code.
+
+    Returns:
+        ``True``, or ``None``: a stack without names of functions proves
+        nothing.
+    """
+    for depth, frame in enumerate(frames):
+        if depth > _DEEPEST or not frame.is_native:
+            return None
+
+        name = frame.name.partition("@")[0].partition("(")[0].rstrip()
+        if _TAKES.fullmatch(name):
+            # Who takes a free lock is not seen in it.
+            return True if depth or name == "take_gil" else None
+
+        if not _WAITS.search(name):
+            return None
+
+    return None

@@ -1,0 +1,174 @@
+"""
+Whose stack follows, as a heading or the name of a file says?
+
+People and scripts write "=== rank 3 ===" or "Pyspy dump for PID 309:" before a
+stack, or put the same into the name of its file.  A line counts as a heading
+only if nothing else is in it: a log speaks of ranks all the time.
+"""
+
+from __future__ import annotations
+
+import re
+
+import attrs
+
+
+__all__ = ["Heading", "coordinates_of", "heading_of", "name_heading"]
+
+Coordinates = tuple[tuple[str, int], ...]
+
+
+@attrs.frozen(kw_only=True)
+class Heading:
+    """
+    What a heading tells; ``None`` is what it does not.
+    """
+
+    rank: int | None = None
+    world_size: int | None = None
+    pid: int | None = None
+    host: str | None = None
+    coordinates: Coordinates = ()
+
+
+_MOST_HEADING = 400
+
+_TOKEN = re.compile(
+    r"(?:global[ _-])?rank[ _:=#-]{0,3}(?P<rank>\d{1,7})\b"
+    r"(?:\s?(?:of|/)\s?(?P<size>\d{1,7}))?"
+    r"|(?:process[ _]?id|process|pid)[ _:=#]{1,3}(?P<pid>\d{1,10})\b"
+    r"|pid(?P<pid2>\d{1,10})\b"
+    r"|(?:host(?:name)?|node(?:name)?|on|@)[ :=]{1,3}"
+    r"(?P<host>[A-Za-z][\w.-]{0,99})"
+    r"|(?P<dimension>TP|PP|DP|EP|CP|SP)[ _:=]?(?P<place>\d{1,5})(?![A-Za-z])"
+    r"|local[ _-]rank[ :=]{0,3}\d{1,5}\b"
+    r"|(?P<file>[\w./-]{1,300}\.(?:txt|log|out|json|stacks?|bt))\b"
+    r"|(?:stacks?|stack[- ]?traces?|(?:back)?traces?|dumps?|output|py-?spy"
+    r"|(?:cuda-?)?gdb|pystack|faulthandler|threads?|worker|scheduler|of|for|the"
+    r"|from|at|main|python|native)\b"
+    r"|[\s=#*_~<>\[\](){}:|.,;/!-]{1,200}",
+    re.IGNORECASE,
+)
+_COMMAND = re.compile(
+    r"(?:py-spy dump|pystack remote|(?:cuda-)?gdb)\s(?:.{0,200}\s)?"
+    r"(?:--?p(?:id)?[ =]|attach )?(?P<pid>\d{1,10})\b"
+)
+_CORE = re.compile(
+    r"(?:GPU coredump|core dump).{0,200}?core_\d{1,20}_(?P<host>[\w.-]{1,99})"
+    r"_(?P<pid>\d{1,10})\."
+)
+_TITLE = re.compile(r"\w{1,40}::")
+_PLACES = re.compile(r"(?<![A-Za-z])(TP|PP|DP|EP|CP|SP|CFG)_?(\d{1,5})(?!\d)")
+
+# The names that programs give to the files of stacks, and what is in them.
+_NAMES = (
+    re.compile(
+        r"(?:pyspy|cuda-?gdb|gdb|pystack|faulthandler|stacks?)_"
+        r"(?P<host>.{1,250})_(?P<pid>\d{1,10})\.\w{1,10}"
+    ),
+    re.compile(
+        r"(?P<host>.{1,250}?)_(?:prefill|decode|agg)\w{0,20}_w\d{1,6}_.{1,99}"
+    ),
+    re.compile(
+        r"(?:.{0,99}[^A-Za-z0-9])?rank[ _-]?0{0,9}(?P<rank>\d{1,7})(?:[^\d].{0,99})?"
+    ),
+    re.compile(r"trace-(?P<host>[A-Za-z].{0,250})\.out"),
+    re.compile(
+        r"VLLM_STACK_DUMP_for_(?P<name>.{1,99})_(?P<pid>\d{1,10})\.\w{1,10}"
+    ),
+    re.compile(
+        r"(?:py-?spy|cuda-?gdb|gdb|pystack|faulthandler|stacks?)"
+        r"[_.-](?P<pid>\d{1,10})\.\w{1,10}"
+    ),
+)
+
+
+def heading_of(line: str) -> Heading | None:
+    """
+    Does this line say whose stack follows?
+
+    Args:
+        line: One line of a text.
+
+    Returns:
+        What it tells, or ``None`` if it is no heading.
+    """
+    text = line.strip()
+    if not 3 <= len(text) <= _MOST_HEADING:
+        return None
+    if match := _COMMAND.search(text) or _CORE.search(text):
+        known = match.groupdict()
+        return Heading(pid=int(known["pid"]), host=known.get("host"))
+
+    known = {}
+    position = 0
+    while position < len(text):
+        match = _TOKEN.match(text, position)
+        if match is None:
+            return None
+        position = match.end()
+        known |= {k: v for k, v in match.groupdict().items() if v}
+        if match["dimension"]:
+            places = known.setdefault("places", "")
+            known["places"] = f"{places} {match['dimension']}{match['place']}"
+
+    return _heading(known)
+
+
+def _heading(known: dict[str, str]) -> Heading | None:
+    if not known.keys() & {"rank", "pid", "pid2", "places", "file"}:
+        return None
+
+    named = name_heading(known.get("file", ""))
+    rank, size = known.get("rank"), known.get("size")
+    pid = known.get("pid") or known.get("pid2")
+    return Heading(
+        rank=int(rank) if rank else named.rank,
+        world_size=int(size) if size else None,
+        pid=int(pid) if pid else named.pid,
+        host=known.get("host") or named.host,
+        coordinates=_coordinates(known.get("places", "")),
+    )
+
+
+def name_heading(filename: str) -> Heading:
+    """
+    What does the name of a file tell about the stacks in it?
+
+    Args:
+        filename: The name, with or without folders.
+
+    Returns:
+        What is known; often nothing.
+    """
+    name = filename.replace("\\", "/").rpartition("/")[2]
+    if len(name) <= _MOST_HEADING:
+        for pattern in _NAMES:
+            if match := pattern.fullmatch(name):
+                known = match.groupdict()
+                rank, pid = known.get("rank"), known.get("pid")
+                return Heading(
+                    rank=int(rank) if rank else None,
+                    pid=int(pid) if pid else None,
+                    host=known.get("host"),
+                    coordinates=_coordinates(known.get("name") or ""),
+                )
+    return Heading()
+
+
+def coordinates_of(command: str) -> Coordinates:
+    """
+    Where in the mesh is a process with this title?
+
+    Args:
+        command: Its command line, or what it wrote in its place, such as
+            ``"sglang::scheduler_PP0_TP1"``.
+
+    Returns:
+        Names of dimensions in small letters, and the place along each.
+    """
+    return _coordinates(command[:400]) if _TITLE.match(command) else ()
+
+
+def _coordinates(text: str) -> Coordinates:
+    return tuple((n.lower(), int(p)) for n, p in _PLACES.findall(text))

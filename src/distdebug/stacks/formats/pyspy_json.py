@@ -1,0 +1,209 @@
+"""
+What did ``py-spy dump --json`` write, or we in the same form?
+
+We write more than py-spy does; whatever is not there is unknown.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ..model import (
+    GpuKernel,
+    ProcessStacks,
+    StackFrame,
+    SystemCall,
+    ThreadActivity,
+    ThreadStack,
+)
+from .calls import MOST_NAME, make_frame
+from .gil import wants_gil
+from .headings import coordinates_of
+
+
+__all__ = ["parse_json"]
+
+# A line on which a list of threads begins.
+_BEGIN = re.compile(r"^\[\s*\{", re.MULTILINE)
+_DECODER = json.JSONDecoder()
+_MOST_NUMBER = 1 << 64  # thread ids are unsigned
+
+# What comes of taking a document for something that it is not.
+_MALFORMED = (
+    AttributeError,
+    KeyError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+
+
+def parse_json(text: str) -> tuple[ProcessStacks, ...]:
+    """
+    Which processes are in this JSON?
+
+    Args:
+        text: What py-spy or :func:`~distdebug.stacks.write.stacks_to_json`
+            wrote; several documents may follow each other.
+
+    Returns:
+        Every process.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    try:
+        threads = [t for data in _documents(text) for t in data]
+        by_pid: dict[tuple[int, str], tuple[dict[str, Any], list[Any]]] = {}
+        for data in threads:
+            process = _process_of(data)
+            key = process["pid"], process["command"]
+            by_pid.setdefault(key, (process, []))[1].append(data)
+        return tuple(
+            ProcessStacks(
+                **process,
+                source="",
+                threads=tuple(_thread(d) for d in members if _has_thread(d)),
+            )
+            for process, members in by_pid.values()
+        )
+    except _MALFORMED as exc:
+        msg = f"not what py-spy writes: {type(exc).__name__}: {exc}"
+        raise ValueError(msg) from None
+
+
+def _documents(text: str) -> Iterator[Any]:
+    start = _BEGIN.search(text)
+    if start is None:
+        yield json.loads(text)
+    while start is not None:
+        data, end = _DECODER.raw_decode(text, start.start())
+        yield data
+        start = _BEGIN.search(text, end)
+
+
+def _has_thread(data: Mapping[str, Any]) -> bool:
+    return (data.get("process_info") or {}).get("threads") != 0
+
+
+def _process_of(data: Mapping[str, Any]) -> dict[str, Any]:
+    info = data.get("process_info") or {}
+    parent = info.get("parent") or {}
+    command = str(info.get("command_line") or "")
+    places = info.get("coordinates")
+    return {
+        "pid": _number(data["pid"]),
+        "rank": _optional(info.get("rank")),
+        "world_size": _optional(info.get("world_size")),
+        "coordinates": coordinates_of(command)
+        if places is None
+        else tuple((_word(name), _number(at)) for name, at in places),
+        "role": _word(info.get("role")),
+        "host": _word(info.get("host")) or None,
+        "command": command,
+        "parent_pid": _number(parent["pid"]) if "pid" in parent else None,
+        "state": _word(info.get("state")),
+        "tracer_pid": _optional(info.get("tracer_pid")),
+        "kernels": tuple(map(_kernel, info.get("kernels") or ())),
+        "taken": _seconds(info.get("taken")),
+    }
+
+
+def _thread(data: Mapping[str, Any]) -> ThreadStack:
+    name = _word(data.get("thread_name"))
+    system_id = data.get("os_thread_id")
+    number = data["thread_id"] if system_id is None else system_id
+    frames = _frames(data["frames"])
+    is_main = _truth(data.get("is_main"))
+    waits = _truth(data.get("waits_for_gil"))
+    if is_main is None:
+        is_main = name == "MainThread" or system_id == data["pid"]
+    return ThreadStack(
+        name=name,
+        # None has that number.
+        thread_id=_number(number) or None,
+        frames=frames,
+        is_main=is_main,
+        active=_truth(data.get("active")),
+        owns_gil=_truth(data.get("owns_gil")),
+        waits_for_gil=wants_gil(frames) if waits is None else waits,
+        native=_frames(data.get("native") or ()),
+        state=_word(data.get("state")),
+        system_call=_system_call(data.get("system_call")),
+        activity=_activity(data.get("activity")),
+        idle_s=_seconds(data.get("idle_s")),
+    )
+
+
+def _frames(data: Sequence[Mapping[str, Any]]) -> tuple[StackFrame, ...]:
+    return tuple(
+        make_frame(
+            str(frame["name"]),
+            str(frame["filename"]),
+            _number(frame.get("line") or 0),
+            is_native=_truth(frame.get("is_native")),
+        )
+        for frame in data
+    )
+
+
+def _system_call(data: Mapping[str, Any] | None) -> SystemCall | None:
+    if data is None:
+        return None
+    return SystemCall(name=_word(data["name"]), target=_word(data["target"]))
+
+
+def _activity(data: Mapping[str, Any] | None) -> ThreadActivity | None:
+    if data is None:
+        return None
+    return ThreadActivity(
+        seconds=_seconds(data["seconds"]) or 0.0,
+        voluntary=_number(data["voluntary"]),
+        involuntary=_number(data["involuntary"]),
+        cpu_s=_seconds(data["cpu_s"]) or 0.0,
+        has_moved=_truth(data.get("has_moved")),
+    )
+
+
+def _kernel(data: Mapping[str, Any]) -> GpuKernel:
+    return GpuKernel(
+        name=_word(data["name"]),
+        device=_optional(data.get("device")),
+        grid=tuple(map(_number, data.get("grid") or ())),
+        block=tuple(map(_number, data.get("block") or ())),
+    )
+
+
+def _word(value: Any) -> str:
+    return str(value or "")[:MOST_NAME]
+
+
+def _optional(value: Any) -> int | None:
+    return None if value is None else _number(value)
+
+
+def _number(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < _MOST_NUMBER:
+        msg = f"not a number: {value!r:.40}"
+        raise ValueError(msg)
+
+    return value
+
+
+def _seconds(value: Any) -> float | None:
+    if value is None:
+        return None
+    if type(value) not in {int, float} or not math.isfinite(value):
+        msg = f"not a time: {value!r:.40}"
+        raise ValueError(msg)
+
+    return float(value)
+
+
+def _truth(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else None

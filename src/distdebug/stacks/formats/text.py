@@ -1,0 +1,274 @@
+"""
+Which processes are in a text, whatever tools wrote it?
+
+The text may be a log with other things in it, hold several processes, and the
+output of several tools.
+"""
+
+from __future__ import annotations
+
+import re
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import attrs
+
+from ..model import ProcessStacks, ThreadStack
+from . import faulthandler, gdb, pyspy, pystack
+from .cuda import parse_kernels
+from .headings import Heading, coordinates_of, heading_of
+from .lines import Stream, split_streams
+
+
+__all__ = ["UNKNOWN", "parse_text"]
+
+# The number of a process that no line tells.
+UNKNOWN = -1
+
+_FORMATS: dict[str, Any] = {
+    "py-spy": pyspy,
+    "gdb": gdb,
+    "pystack": pystack,
+    "faulthandler": faulthandler,
+}
+_HEADER_STARTS = ("Thread", "Trace", "Current", "[Swi", "TID", "Stack", "The ")
+_GPU = re.compile(r"\bCUDA\b|\bKernel\b|<<<\(")
+
+Block = tuple[Any, list[str]]  # a header, and the lines below
+
+
+@attrs.define
+class _Draft:
+    """
+    A process that is being read.
+    """
+
+    tool: str = ""
+    pid: int = UNKNOWN
+    command: str = ""
+    heading: Heading = attrs.field(factory=Heading)
+    blocks: list[Block] = attrs.field(factory=list)
+    gpu: list[str] = attrs.field(factory=list)
+
+
+def parse_text(text: str) -> tuple[ProcessStacks, ...]:
+    """
+    Which processes are in this text?
+
+    Args:
+        text: What py-spy, gdb, cuda-gdb, pystack, or faulthandler wrote, alone
+            or among other things.
+
+    Returns:
+        Every process; if it occurs more than once, each time.  Its number is
+        :data:`UNKNOWN` if nothing tells it.
+    """
+    found = [p for stream in split_streams(text) for p in _processes(stream)]
+    filled = [p for p in found if p.threads or p.kernels]
+    return tuple(filled or found)
+
+
+def _processes(stream: Stream) -> Iterator[ProcessStacks]:
+    drafts = [d for d in _drafts(stream.lines) if _is_worth(d)]
+    built = [_build(draft) for draft in drafts]
+    pids = {process.pid for process in built}
+    # A task of Slurm is a rank if it is one process.
+    rank = stream.rank
+    if rank is None and len(pids) == 1:
+        rank = stream.task
+    for process in built:
+        is_first = process.pid == built[0].pid
+        yield attrs.evolve(
+            process,
+            pid=(
+                stream.pid
+                if process.pid == UNKNOWN and stream.pid is not None
+                else process.pid
+            ),
+            rank=(rank if process.rank is None and is_first else process.rank),
+            host=process.host or stream.host,
+            coordinates=process.coordinates
+            or coordinates_of(f"x::{stream.name}"),
+        )
+
+
+def _is_worth(draft: _Draft) -> bool:
+    return bool(draft.blocks or draft.command or draft.gpu)
+
+
+def _drafts(lines: Iterable[str]) -> list[_Draft]:
+    """
+    Cut the lines into processes, and those into threads.
+    """
+    drafts = [_Draft()]
+    for line in lines:
+        tool, match = _header(line)
+        if tool:
+            if not _continues(drafts[-1], tool, match):
+                drafts.append(_successor(drafts[-1], tool))
+            drafts[-1].tool = tool
+            drafts[-1].blocks.append((match, []))
+        elif _is_bare(line, drafts[-1]):
+            if drafts[-1].tool not in {"", "gdb"}:
+                drafts.append(_successor(drafts[-1], "gdb"))
+            drafts[-1].tool = "gdb"
+            drafts[-1].blocks.append((None, [line]))
+        elif not _is_statement(line, drafts) and drafts[-1].blocks:
+            drafts[-1].blocks[-1][1].append(line)
+        if _GPU.search(line):
+            drafts[-1].gpu.append(line)
+    return drafts
+
+
+def _header(line: str) -> tuple[str, Any]:
+    if line.lstrip().startswith(_HEADER_STARTS):
+        for tool, module in _FORMATS.items():
+            if (match := module.header_of(line)) is not None:
+                return tool, match
+    return "", None
+
+
+def _is_bare(line: str, draft: _Draft) -> bool:
+    """
+    Whether a stack of gdb begins without saying whose it is.
+    """
+    if not line.lstrip().startswith("#0 "):
+        return False
+    if draft.tool != "gdb" or not draft.blocks:
+        return True
+    header, lines = draft.blocks[-1]
+    return header is None and sum(map(_is_frame, lines)) > 1
+
+
+def _is_frame(line: str) -> bool:
+    return gdb.FRAME.match(line.lstrip()) is not None
+
+
+def _is_statement(line: str, drafts: list[_Draft]) -> bool:
+    """
+    Whether a line tells of a process; what it tells is kept.
+    """
+    draft = drafts[-1]
+    if match := pyspy.PROCESS.match(line):
+        drafts.append(
+            _Draft(
+                tool="py-spy",
+                pid=int(match["pid"]),
+                command=match["command"],
+                heading=Heading() if draft.blocks else draft.heading,
+            )
+        )
+    elif (pid := gdb.process_id(line)) is not None:
+        if draft.tool in {"", "gdb"} and draft.pid in {UNKNOWN, pid}:
+            draft.pid = pid
+        else:
+            drafts.append(_Draft(tool="gdb", pid=pid))
+    elif faulthandler.begins_dump(line):
+        if draft.blocks:
+            drafts.append(_Draft(tool="faulthandler"))
+    elif (heading := heading_of(line)) is not None:
+        if draft.blocks:
+            drafts.append(_Draft(heading=heading))
+        else:
+            draft.heading = _both(draft.heading, heading)
+    else:
+        return False
+    return True
+
+
+def _both(older: Heading, newer: Heading) -> Heading:
+    known = attrs.asdict(newer)
+    return attrs.evolve(
+        older, **{k: v for k, v in known.items() if v is not None and v != ()}
+    )
+
+
+def _successor(draft: _Draft, tool: str) -> _Draft:
+    # Two tools may have looked at what one heading announced.
+    if draft.tool != tool and draft.heading != Heading():
+        return _Draft(pid=draft.pid, heading=draft.heading)
+    return _Draft()
+
+
+def _continues(draft: _Draft, tool: str, match: Any) -> bool:
+    """
+    Whether a thread with this header belongs to the process before it.
+    """
+    if not draft.blocks:
+        return draft.tool in {"", tool}
+    if draft.tool != tool:
+        return False
+
+    headers = [header for header, _ in draft.blocks if header is not None]
+    if tool == "gdb":
+        return _continues_gdb([h.groupdict() for h in headers], match)
+    if match["id"] in {header["id"] for header in headers}:
+        return False
+    if tool == "py-spy":
+        names = {header["name"] for header in headers}
+        return match["name"] != "MainThread" or "MainThread" not in names
+
+    # Both write the main thread last, the one in which the program begins.
+    lines = [x for x in draft.blocks[-1][1] if "File " in x]
+    outermost = lines[0 if tool == "pystack" else -1] if lines else ""
+    return not outermost.rstrip().endswith("in <module>")
+
+
+def _continues_gdb(known: list[dict[str, Any]], match: Any) -> bool:
+    new = match.groupdict()
+    for key in ("number", "lwp"):
+        seen = [k.get(key) for k in known if k.get(key)]
+        if new.get(key) in seen:
+            return False
+        # It counts down to 1.
+        if key == "number" and len(seen) > 1 and seen[-1] == "1":
+            return False
+    return True
+
+
+def _build(draft: _Draft) -> ProcessStacks:
+    heading = draft.heading
+    pid = draft.pid
+    if pid == UNKNOWN and heading.pid is not None:
+        pid = heading.pid
+    threads = tuple(_threads(draft, pid))
+    if pid == UNKNOWN and draft.tool in {"gdb", "pystack", "py-spy"}:
+        pid = _pid_of_main(threads)
+    if pid in {thread.thread_id for thread in threads}:
+        threads = tuple(
+            attrs.evolve(t, is_main=t.thread_id == pid) for t in threads
+        )
+    return ProcessStacks(
+        pid=pid,
+        source="",
+        threads=threads,
+        command=draft.command,
+        rank=heading.rank,
+        world_size=heading.world_size,
+        host=heading.host,
+        coordinates=heading.coordinates or coordinates_of(draft.command),
+        kernels=parse_kernels("\n".join(draft.gpu)) if draft.gpu else (),
+    )
+
+
+def _threads(draft: _Draft, pid: int) -> Iterable[ThreadStack]:
+    if draft.tool == "py-spy":
+        return [pyspy.read_thread(h, lines, pid) for h, lines in draft.blocks]
+    if draft.tool == "gdb":
+        threads = [gdb.read_thread(h, lines) for h, lines in draft.blocks]
+        return [thread for thread in threads if thread.frames]
+    if draft.tool == "pystack":
+        return [pystack.read_thread(h, lines) for h, lines in draft.blocks]
+    return faulthandler.mark_main(
+        [faulthandler.read_thread(h, lines) for h, lines in draft.blocks]
+    )
+
+
+def _pid_of_main(threads: Iterable[ThreadStack]) -> int:
+    """
+    The main thread has the number of its process, if it is one of the kernel.
+    """
+    known = (t.thread_id for t in threads if t.is_main)
+    number = next(known, None)
+    return UNKNOWN if number is None or number >= 1 << 31 else number
