@@ -18,11 +18,11 @@ from .attach import Threads, Tool, attach
 from .model import Attempt, CaptureStatus
 
 
-__all__ = ["GDB_OPTIONS", "capture_native"]
+__all__ = ["GDB", "capture_native", "gdb_arguments"]
 
 # Given before the process is loaded.  What a version does not know, it says so
 # of, and goes on.
-GDB_OPTIONS: tuple[str, ...] = (
+_GDB_OPTIONS = (
     "set auto-load off",
     "set debuginfod enabled off",
     "set confirm off",
@@ -92,6 +92,20 @@ def capture_native(
     return (), tuple(attempts)
 
 
+def gdb_arguments(*commands: str, more: Sequence[str] = ()) -> list[str]:
+    """
+    With which arguments does gdb, or cuda-gdb, print and end?
+
+    Args:
+        commands: What to do, in order.
+
+        more: What else to set before anything is loaded.
+    """
+    before = (p for option in (*_GDB_OPTIONS, *more) for p in ("-iex", option))
+    after = (part for command in commands for part in ("-ex", command))
+    return ["-nx", "-batch", *before, *after]
+
+
 def _pystack(pid: int) -> list[str]:
     return ["remote", "--native-all", "--no-color", str(pid)]
 
@@ -101,18 +115,18 @@ def _py_spy(pid: int) -> list[str]:
     return ["dump", *options, "--pid", str(pid)]
 
 
-def _gdb(pid: int) -> list[str]:
-    before = (part for option in GDB_OPTIONS for part in ("-iex", option))
-    backtrace = ("-ex", "thread apply all bt")
-    return ["-nx", "-batch", *before, "-p", str(pid), *backtrace]
-
-
 def _first_process(text: str) -> Threads:
     return next((p.threads for p in parse_stacks(text, "py-spy")), ())
 
 
+def _gdb(pid: int) -> list[str]:
+    return [*gdb_arguments("thread apply all bt"), "-p", str(pid)]
+
+
+GDB = Tool("gdb", "gdb", _gdb, parse_gdb)
+
 _TOOLS = {
     "pystack": Tool("pystack", "pystack", _pystack, parse_pystack),
     "py-spy": Tool("py-spy --native", "py-spy", _py_spy, _first_process),
-    "gdb": Tool("gdb", "gdb", _gdb, parse_gdb),
+    "gdb": GDB,
 }

@@ -61,8 +61,8 @@ _GONE = re.compile(
 _TRACED = re.compile(r"already traced by process (\d+)")
 # Said on the way, also when all goes well.
 _NOISE = re.compile(
-    r"^(\[|Using host lib|Reading symbols|warning: (File|Error disabling|"
-    r"Unable to open|could not find)|0x[0-9a-f]+ in )"
+    r"^(\[|Using host lib|Reading symbols|BFD: |0x[0-9a-f]+ in |#|"
+    r"warning: (`|File|Error disabling|Unable to open|could not find))"
 )
 
 
@@ -203,8 +203,8 @@ def _why_late(pid: int) -> tuple[CaptureStatus, str]:
     if told is not None and told[0] is CaptureStatus.UNINTERRUPTIBLE:
         return told
     return CaptureStatus.TIMED_OUT, (
-        "try again with a longer time limit: a busy node, or symbols on a slow "
-        "file system, take longer"
+        "allow more time: on a busy node, or with symbols on a slow file "
+        "system, it takes longer"
     )
 
 
