@@ -13,6 +13,7 @@ Exceptions that *distdebug* raises on purpose.
     │   ├── TooLateError
     │   └── NotRecordingError
     ├── CaptureError
+    ├── RulesError (ValueError)
     └── MissingDependencyError (ImportError)
 """
 
@@ -30,6 +31,7 @@ __all__ = [
     "NotRecordingError",
     "RankSyntaxError",
     "RecorderError",
+    "RulesError",
     "TooLateError",
 ]
 
@@ -135,6 +137,31 @@ class CaptureError(DistdebugError):
     """
     A running process could not be inspected.
     """
+
+
+class RulesError(DistdebugError, ValueError):
+    """
+    A file of rules about stacks cannot be used.
+
+    Args:
+        message: What is wrong with it, and where.
+
+        path: The file.
+    """
+
+    path: str
+
+    def __init__(self, message: str, path: str) -> None:
+        super().__init__(
+            f"{path}: {message}",
+            remedy="see the reference of stacks for the form of a rule",
+        )
+        self.message = message
+        self.path = path
+
+    # Exceptions are rebuilt from ``args``, which do not match ``__init__``.
+    def __reduce__(self) -> tuple[type[RulesError], tuple[str, str]]:
+        return type(self), (self.message, self.path)
 
 
 class MissingDependencyError(DistdebugError, ImportError):

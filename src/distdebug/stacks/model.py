@@ -76,6 +76,9 @@ class ThreadActivity:
         cpu_s: How long it ran, in seconds.
 
         has_moved: Whether its Python stack changed; ``None`` if unknown.
+
+        has_left: Whether it was seen in another function, and not only at
+            another line of the same one; ``None`` if unknown.
     """
 
     seconds: float
@@ -83,6 +86,7 @@ class ThreadActivity:
     involuntary: int
     cpu_s: float
     has_moved: bool | None = None
+    has_left: bool | None = None
 
 
 @attrs.frozen(kw_only=True)
