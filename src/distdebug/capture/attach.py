@@ -12,9 +12,9 @@ from ..processes.model import ProcessState
 from ..processes.state import read_state
 from ..stacks.model import ThreadStack
 from .guard import AttachedOutput, run_attached
+from .hindrance import attach_hindrance
 from .model import Attempt, CaptureStatus
 from .namespace import argv_inside, outer_numbers
-from .rights import attach_hindrance
 from .status import explain_failure, remedy_for_missing
 
 

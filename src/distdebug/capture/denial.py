@@ -20,7 +20,13 @@ from ..processes.procfs import parse_stat, parse_status, read_proc
 from .model import CaptureStatus
 
 
-__all__ = ["can_trace", "ptrace_is_filtered", "why_denied", "yama_scope"]
+__all__ = [
+    "can_trace",
+    "ptrace_is_filtered",
+    "why_denied",
+    "yama_remedy",
+    "yama_scope",
+]
 
 _SYS_PTRACE = 1 << 19
 
@@ -70,7 +76,7 @@ def why_denied(pid: int) -> tuple[CaptureStatus, str] | None:
         return _reason(pid, ours, theirs, scope)
     # Yama lets us look into what we started; the tools that we start, not.
     if scope and not can_trace(ours) and _is_below_us(pid):
-        return CaptureStatus.YAMA, _yama_remedy(scope)
+        return CaptureStatus.YAMA, yama_remedy(scope)
     return None
 
 
@@ -92,6 +98,26 @@ def yama_scope() -> int:
         return int(read_proc("/proc/sys/kernel/yama/ptrace_scope") or 0)
     except ValueError:
         return 0
+
+
+def yama_remedy(scope: int) -> str:
+    """
+    What to do about Yama.
+
+    Args:
+        scope: How far it restricts who may attach.
+    """
+    if scope >= 3:
+        return (
+            "kernel.yama.ptrace_scope is 3: nobody may attach before the "
+            "node is started again with a lower one; the Python stacks of a "
+            "job that called enable_flight_recorder() need no attaching"
+        )
+    return (
+        f"kernel.yama.ptrace_scope is {scope}: sysctl -w "
+        "kernel.yama.ptrace_scope=0 (on the node, as root), or run as root "
+        "with CAP_SYS_PTRACE (docker run --cap-add SYS_PTRACE)"
+    )
 
 
 @cache  # a filter, once there, cannot be taken away
@@ -125,7 +151,7 @@ def _reason(
     pid: int, ours: dict[str, str], theirs: dict[str, str], scope: int
 ) -> tuple[CaptureStatus, str]:
     if scope >= 3:
-        return CaptureStatus.YAMA, _yama_remedy(scope)
+        return CaptureStatus.YAMA, yama_remedy(scope)
     if can_trace(ours):
         return CaptureStatus.NOT_PERMITTED, (
             "run in the user namespace of the process, such as by "
@@ -155,23 +181,9 @@ def _reason_without_right(
             "distdebug stacks …"
         )
     if scope:
-        return CaptureStatus.YAMA, _yama_remedy(scope)
+        return CaptureStatus.YAMA, yama_remedy(scope)
     return CaptureStatus.NOT_PERMITTED, (
         f"run as root: sudo python -m distdebug stacks …; or {_IN_CONTAINER}"
-    )
-
-
-def _yama_remedy(scope: int) -> str:
-    if scope >= 3:
-        return (
-            "kernel.yama.ptrace_scope is 3: nobody may attach before the "
-            "node is started again with a lower one; the Python stacks of a "
-            "job that called enable_flight_recorder() need no attaching"
-        )
-    return (
-        f"kernel.yama.ptrace_scope is {scope}: sysctl -w "
-        "kernel.yama.ptrace_scope=0 (on the node, as root), or run as root "
-        "with CAP_SYS_PTRACE (docker run --cap-add SYS_PTRACE)"
     )
 
 

@@ -1,76 +1,187 @@
 """
-May a tool attach to this process?
+Shall we be able to look into processes, once a job hangs?
 """
 
 from __future__ import annotations
 
-import time
+import faulthandler
+import os
+import resource
+import shutil
+import sys
+import tempfile
 
-from ..processes.model import ProcessState
-from ..processes.state import read_state
-from .denial import why_denied
-from .guard import why_never
-from .model import CaptureStatus
-from .namespace import enter_namespace, proc_is_foreign
-from .status import status_of_state
+from collections.abc import Callable
+
+from ..processes.procfs import parse_status, read_link, read_proc
+from .check import Check
+from .denial import can_trace, ptrace_is_filtered, yama_remedy, yama_scope
+from .hindrance import attach_hindrance
+from .namespace import proc_is_foreign
+from .pool import each
+from .trial import trial_checks
+from .versions import tool_check
 
 
-__all__ = ["attach_hindrance"]
+__all__ = ["Check", "attach_hindrance", "check_capture"]
 
-# Who reads a file waits inside the kernel for a moment, again and again.
-_LOOKS, _BETWEEN_S = 4, 0.05
+_TIMEOUT_S = 10.0
+_ENOUGH_SPACE = 200 << 20
+_ENOUGH_MEMORY = 1 << 30
+# The kernel's own number for the first namespace.
+_FIRST_NAMESPACE = "pid:[4026531836]"
+
+_ADD_CAPABILITY = (
+    "run as root, and in a container with --cap-add SYS_PTRACE (Kubernetes: "
+    "securityContext.capabilities.add: [SYS_PTRACE])"
+)
 
 
-def attach_hindrance(pid: int) -> tuple[CaptureStatus, str] | None:
+def check_capture() -> tuple[Check, ...]:
     """
-    What keeps a tool from attaching to this process?
+    What does this node, and this container, let us see of a job?
 
-    It is found out without touching the process.
-
-    Args:
-        pid: A process of this node.
+    Nothing is changed.  A tiny process of our own is started and looked at.
 
     Returns:
-        What is in the way, and what to do about it; ``None`` if a tool may
-        try.
+        Every check, what is in the way being told with its remedy.
     """
-    state = read_state(pid)
-    reason = "" if state is None or state.tracer_pid else why_never(pid)
-    if reason:
-        return CaptureStatus.SKIPPED, f"{reason}: name a process of the job"
+    if sys.platform != "linux":
+        detail = f"this is {sys.platform}"
+        return (Check("Linux", ok=False, detail=detail, remedy="use Linux"),)
 
-    told = status_of_state(state, pid)
-    if told is not None and told[0] is CaptureStatus.UNINTERRUPTIBLE:
-        told = _settled(pid)
-    if told is not None or state is None:
-        return told
+    todo: list[Callable[[], tuple[Check, ...]]] = [
+        trial_checks,
+        *(lambda name=name: (tool_check(name),) for name in _TOOLS),
+        lambda: tuple(check() for check in _CHECKS),
+    ]
+    done = each(lambda check: check(), todo, timeout_s=_TIMEOUT_S)
+    late = Check("checks", ok=False, detail="some were not done in time")
+    checks = [c for found in done for c in (found or (late,))]
+    return tuple(checks)
 
+
+def _check_capability() -> Check:
+    if can_trace(parse_status(read_proc("/proc/self/status"))):
+        return Check("CAP_SYS_PTRACE", ok=True, detail="in effect")
+    return Check(
+        "CAP_SYS_PTRACE",
+        ok=None,
+        detail="not in effect: only processes of this user can be seen",
+        remedy=_ADD_CAPABILITY,
+    )
+
+
+def _check_yama() -> Check:
+    scope = yama_scope()
+    is_allowed = can_trace(parse_status(read_proc("/proc/self/status")))
+    if not scope or (is_allowed and scope < 3):
+        return Check("Yama", ok=True, detail=f"ptrace_scope is {scope}")
+    return Check(
+        "Yama",
+        ok=False,
+        detail=f"ptrace_scope is {scope}",
+        remedy=yama_remedy(scope),
+    )
+
+
+def _check_seccomp() -> Check:
+    status = parse_status(read_proc("/proc/self/status"))
+    if status.get("Seccomp", "0") == "0":
+        detail = "no filter"
+    elif not ptrace_is_filtered():
+        detail = "a filter, which lets ptrace pass"
+    else:
+        return Check(
+            "seccomp",
+            ok=False,
+            detail="a filter refuses ptrace: no native stacks",
+            remedy="start the container with --cap-add SYS_PTRACE, or "
+            "with --security-opt seccomp=unconfined",
+        )
+    if status.get("NoNewPrivs") == "1":
+        detail += "; no_new_privs is set: sudo does not work here"
+    return Check("seccomp", ok=True, detail=detail)
+
+
+def _check_namespace() -> Check:
     if proc_is_foreign():
-        return CaptureStatus.OTHER_NAMESPACE, enter_namespace(pid, 0)
-    denied = why_denied(pid)
-    if denied is None and state.pid_inside != pid:
-        remedy = enter_namespace(pid, state.pid_inside)
-        return CaptureStatus.OTHER_NAMESPACE, remedy
-    return denied
+        return Check(
+            "PID namespace",
+            ok=False,
+            detail="/proc shows another one than ours",
+            remedy="enter both: nsenter -t PID -p -m, or mount -t proc proc "
+            "/proc",
+        )
+    if read_link("/proc/self/ns/pid") == _FIRST_NAMESPACE:
+        return Check("PID namespace", ok=True, detail="that of the node")
+    return Check(
+        "PID namespace",
+        ok=True,
+        detail="of a container: only its own processes can be seen",
+    )
 
 
-def _settled(pid: int) -> tuple[CaptureStatus, str] | None:
-    """
-    Does a thread stay uninterruptible for longer than a moment?
-    """
-    state: ProcessState | None = read_state(pid)
-    stuck = _waiting(state)
-    for _ in range(_LOOKS):
-        time.sleep(_BETWEEN_S)
-        state = read_state(pid)
-        stuck &= _waiting(state)
-        if not stuck:
-            break
-    told = status_of_state(state, pid)
-    if told is not None and told[0] is CaptureStatus.UNINTERRUPTIBLE:
-        return told if stuck else None
-    return told
+def _check_proc() -> Check:
+    mounts = (read_proc("/proc/self/mounts") or b"").decode(errors="replace")
+    lines = (line.split() for line in mounts.splitlines())
+    options = next(
+        (f[3] for f in lines if len(f) > 3 and f[1:3] == ["/proc", "proc"]), ""
+    )
+    hidden = [o for o in options.split(",") if o.startswith("hidepid=")]
+    if hidden and hidden[0][8:] not in {"0", "off"} and os.geteuid():
+        return Check(
+            "/proc",
+            ok=None,
+            detail=f"{hidden[0]}: processes of other users are hidden",
+            remedy="run as the user of the job, or as root",
+        )
+    return Check("/proc", ok=True, detail="shows every process")
 
 
-def _waiting(state: ProcessState | None) -> set[int]:
-    return set(state.uninterruptible) if state is not None else set()
+def _check_space() -> Check:
+    folder = tempfile.gettempdir()
+    free, memory = shutil.disk_usage(folder).free, _memory()
+    detail = f"{free >> 20} MiB free in {folder}, {memory >> 20} MiB of memory"
+    ok = free >= _ENOUGH_SPACE and memory >= _ENOUGH_MEMORY
+    remedy = "set TMPDIR to a folder with more space, or use fewer tools"
+    return Check("space", ok or None, detail, "" if ok else remedy)
+
+
+def _memory() -> int:
+    found = parse_status(read_proc("/proc/meminfo")).get("MemAvailable", "")
+    return int((found.split() or ["0"])[0]) << 10
+
+
+def _check_core_dumps() -> Check:
+    pattern = read_proc("/proc/sys/kernel/core_pattern") or b""
+    name = pattern.decode(errors="replace").strip()
+    soft, _ = resource.getrlimit(resource.RLIMIT_CORE)
+    if name.startswith("|"):
+        detail = f"go to {name[1:].split()[0]}"
+        return Check("core dumps", ok=True, detail=detail)
+    if soft == 0:
+        return Check(
+            "core dumps",
+            ok=None,
+            detail="are off: a crash leaves no stack of machine code",
+            remedy="ulimit -c unlimited, before the job starts",
+        )
+    return Check("core dumps", ok=True, detail=f"are written to {name!r}")
+
+
+def _check_faulthandler() -> Check:
+    can = hasattr(faulthandler, "register")
+    detail = (
+        "a job that called enable_flight_recorder() shows its Python stacks "
+        "also where nothing may attach"
+    )
+    return Check("faulthandler", can or None, detail)
+
+
+_TOOLS = ("py-spy", "pystack", "gdb", "cuda-gdb")
+_CHECKS = (
+    *(_check_capability, _check_yama, _check_seccomp),
+    *(_check_namespace, _check_proc, _check_space),
+    *(_check_core_dumps, _check_faulthandler),
+)
