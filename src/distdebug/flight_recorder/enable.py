@@ -68,6 +68,9 @@ def enable_flight_recorder(  # noqa: PLR0913 each has its use
     when the program ends by an exception or in the middle of a call, and on
     SIGTERM and SIGABRT; the process still ends as it would have.  A side-car
     beside each dump tells what torch does not: rank, host, groups, stacks.
+    A real-time signal that has no other use lets ``python -m distdebug
+    stacks`` ask each thread where it is, without the right to trace it, and
+    also while native code holds the interpreter lock.
 
     Args:
         dump_dir: Folder of the dumps, shared by all ranks of a node or of the

@@ -1,7 +1,8 @@
 """
 What does *distdebug* do inside a job beyond setting variables?
 
-It listens for requests, notes who this rank is, and dumps when the rank dies.
+It listens for requests, notes who this rank is, dumps when the rank dies, and
+lets its threads tell where they are.
 
 This module is imported inside training jobs: it needs nothing but the standard
 library.
@@ -21,6 +22,7 @@ from .crash_signals import CaughtSignal
 from .current import Recording
 from .last_words import hook_ends, leave_words, note_end, note_start
 from .listener import Listener, drain, open_request_pipe
+from .stack_offer import offer_stacks, withdraw_stacks
 
 
 __all__ = ["Extras"]
@@ -42,6 +44,7 @@ class Extras:
         self._listener: Listener | None = None
         self._pipe: Path | None = None
         self._pipe_fd: int | None = None
+        self._has_offer = False
         self._unhook: Callable[[], None] = lambda: None
 
     def start(self) -> None:
@@ -53,6 +56,7 @@ class Extras:
         quietly(self._listen)
         if self._listener is None:
             self._release_signals(in_child=False)  # nobody would react
+        quietly(self._offer_stacks)
         self._unhook = hook_ends(self._on_end)
         note_start(self._recording)
 
@@ -62,6 +66,7 @@ class Extras:
         """
         self._unhook()
         self._release_signals(in_child=False)
+        quietly(self._withdraw_stacks)
         quietly(self._remove_pipe)
         if self._listener is None or self._listener.stop():
             self._close_pipes()
@@ -76,6 +81,15 @@ class Extras:
         if self._listener is not None:
             self._listener.close()
         self._close_pipes()
+
+    def _offer_stacks(self) -> None:
+        offer_stacks()
+        self._has_offer = True
+
+    def _withdraw_stacks(self) -> None:
+        if self._has_offer:
+            self._has_offer = False
+            withdraw_stacks()
 
     def _open_pipe(self) -> None:
         rank = self._recording.identity.rank
