@@ -198,13 +198,15 @@ def _guarded(
     guard = _start(argv, pid, before, timeout_s, files)
     wish, answer = cast(IO[bytes], guard.stdin), cast(IO[bytes], guard.stdout)
     try:
-        with stoppable(wish.close):
-            line = _line_of(answer, limit)
-    finally:
-        # If it is still at it, this tells it to come to an end.
-        wish.close()
-        if not line:
+        try:
+            with stoppable(wish.close):
+                line = _line_of(answer, limit)
+        except BaseException:
+            wish.close()  # tells the guard to come to an end
             line = _line_of(answer, _CLEANING_S)
+            raise
+    finally:
+        wish.close()
         if not line:
             resumed = _clean_up(guard, pid, before)
         answer.close()
@@ -284,7 +286,7 @@ def _trouble(pid: int, before: Sight, *, is_left: bool) -> str:
     if is_left:
         return "the tool waits inside the kernel and could not be ended yet"
     after = sight_of(pid)
-    if after is None or after.ticks != before.ticks:
+    if after is None or after.ticks != before.ticks or after.letter in "ZX":
         return f"process {pid} ended meanwhile"
     if after.letter == "T" != before.letter:
         return f"process {pid} is stopped: kill -CONT {pid}"

@@ -17,7 +17,8 @@ import signal
 import sys
 import time
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, NoReturn
 
 
 __all__ = ["MOST_BYTES", "Sight", "main", "resume", "sight_of"]
@@ -26,6 +27,7 @@ __all__ = ["MOST_BYTES", "Sight", "main", "resume", "sight_of"]
 MOST_BYTES = 1 << 26
 
 _PR_SET_PDEATHSIG = 1
+_UNSTOPPABLE = {signal.SIGKILL, signal.SIGSTOP}
 _STOP_IS_PENDING = 1 << (signal.SIGSTOP - 1)
 # A stop that the killed tool had asked for can arrive after its end.
 _LATE_S = 1.0
@@ -95,10 +97,11 @@ def resume(pid: int, before: Sight, *, watch_s: float) -> bool:
         if seen.tracer:  # the kernel detaches when the tool is quite gone
             end = min(patience, max(end, now + _LATE_S))
         elif _is_stopping(pid):
-            with contextlib.suppress(OSError):
+            try:
                 os.kill(pid, signal.SIGCONT)
-                resumed = True
-            end = min(patience, now + _LATE_S)
+            except OSError:
+                return resumed
+            resumed, end = True, min(patience, now + _LATE_S)
         if now >= end:
             return resumed
 
@@ -118,7 +121,7 @@ def main(argv: list[str]) -> None:
         argv: Number and start of the process, seconds for the tool, its two
             files, and its command line.
     """
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+    for number in signal.valid_signals() - _UNSTOPPABLE:
         signal.signal(number, signal.SIG_IGN)
     # Children whose end is ignored cannot be waited for.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -185,33 +188,41 @@ def _start(command: list[str], out: int, err: int) -> int:
     # Looked up beforehand: there is no telling what may be called after fork.
     prctl = ctypes.CDLL(None).prctl
     guard, tool = os.getpid(), os.fork()
-    if tool:
-        with contextlib.suppress(OSError):
-            os.setpgid(tool, tool)
-        return tool
+    if not tool:
+        _become(command, out, err, lambda: _die_with(guard, prctl))
+    with contextlib.suppress(OSError):
+        os.setpgid(tool, tool)
+    return tool
 
+
+# Nobody measures what runs between fork and exec.
+def _become(  # pragma: no cover
+    command: list[str], out: int, err: int, prepare: Callable[[], None]
+) -> NoReturn:
     try:
         os.setpgid(0, 0)
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != guard:
-            os._exit(1)
-        _prepare(out, err)
+        prepare()
+        for number in signal.valid_signals() - _UNSTOPPABLE:
+            signal.signal(number, signal.SIG_DFL)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        for fd, target in ((nothing, 0), (out, 1), (err, 2)):
+            os.dup2(fd, target)
+        for fd in (nothing, out, err):
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_BYTES, MOST_BYTES))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         os.execvp(command[0], command)  # noqa: S606 that is our purpose
     except BaseException as exc:  # noqa: BLE001
         os.write(2, f"{command[0]} cannot be run: {exc}\n".encode())
     os._exit(127)
 
 
-def _prepare(out: int, err: int) -> None:
-    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
-        signal.signal(number, signal.SIG_DFL)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for fd, target in ((nothing, 0), (out, 1), (err, 2)):
-        os.dup2(fd, target)
-    for fd in (nothing, out, err):
-        os.close(fd)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (MOST_BYTES, MOST_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+def _die_with(  # pragma: no cover
+    guard: int, prctl: Callable[[int, int], int]
+) -> None:
+    prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != guard:  # it was killed a moment ago
+        os._exit(1)
 
 
 def _watch(
