@@ -11,7 +11,7 @@ import pytest
 from distdebug.findings import Cause
 from distdebug.stacks.explain import explain_stacks, explain_threads
 from distdebug.stacks.model import ProcessStacks, StackFrame, ThreadStack
-from distdebug.stacks.rules import CODE_RULES, DOING, NAME_RULES, RULES
+from distdebug.stacks.rules import DOING, read_rules
 
 
 LIB = "/usr/lib/python3.11"
@@ -301,7 +301,7 @@ class TestSourceLine:
         monkeypatch.chdir(tmp_path)
         (tmp_path / "a.py").write_text("time.sleep(1)\n")
         os.mkfifo(tmp_path / "pipe")
-        monkeypatch.setattr("distdebug.stacks.explain._MOST_SOURCE", 20)
+        monkeypatch.setattr("distdebug.stacks.source._MOST_SOURCE", 20)
         (tmp_path / "long.py").write_text("#" * 30 + "\nsleep(1)\n")
 
         assert self.explain("a.py", 1) is None
@@ -351,9 +351,11 @@ class TestExplainStacks:
         )
 
         assert (Cause.SLEEPING, (2,)) == (got.cause, got.ranks)
-        assert "rank 2 is sleeping in train (/home/me/train.py:2)" == (
-            got.summary
+        assert got.summary == (
+            "rank 2 is sleeping in train (train.py:2); "
+            "ranks 0-1 are waiting in all_reduce"
         )
+        assert "/home/me/train.py" == got.location.file
         assert ("pyspy_3", "rank 2") == (
             got.evidence[0].source,
             got.evidence[0].location,
@@ -368,7 +370,7 @@ class TestExplainStacks:
         )
 
         assert (Cause.COLLECTIVE_WAIT, (0, 1)) == (got.cause, got.ranks)
-        assert got.summary.startswith("rank 0-1 is waiting in a collective")
+        assert got.summary.startswith("ranks 0-1 are waiting in all_reduce")
 
     def test_rare_first(self):
         """
@@ -384,7 +386,7 @@ class TestExplainStacks:
 
         assert [Cause.FUTURE_WAIT, Cause.SLEEPING] == [f.cause for f in got]
         assert "pid 3" == got[0].evidence[0].location
-        assert got[1].summary.startswith("process 1, 2 is sleeping")
+        assert got[1].summary.startswith("processes 1, 2 are sleeping")
 
     def test_children(self):
         """
@@ -411,6 +413,6 @@ def test_words():
     """
     Every cause that a rule can name has its words.
     """
-    causes = {rule.cause for rule in (*RULES, *CODE_RULES, *NAME_RULES)}
+    causes = {rule.cause for rule in read_rules().rules}
 
-    assert causes | {Cause.PYTHON_LOOP} == set(DOING)
+    assert causes | {Cause.PYTHON_LOOP} <= set(DOING)

@@ -1,0 +1,137 @@
+"""
+Who keeps the others from running Python?
+
+One thread at a time may run Python.  If it waits without giving up that lock,
+or never stops computing, all the others look innocent: at the line where they
+came back from whatever they did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ..findings import Confidence
+from .formats.gil import wants_gil as wants_gil_by_native_stack
+from .model import ThreadStack
+from .motion import Motion, cpu_share, is_running, motion_of, wakes_per_s
+
+
+__all__ = ["find_gil_trouble", "wants_gil"]
+
+# Whoever waits for the lock looks every 5 ms whether it is free.
+_WAKES = (100.0, 260.0)
+_MOST_CPU = 0.2
+_HOG = 0.6
+
+Trouble = tuple[ThreadStack, str, Confidence]
+
+
+def find_gil_trouble(
+    threads: Sequence[ThreadStack],
+    main: ThreadStack,
+) -> Trouble | None:
+    """
+    Find out whether one thread keeps the main thread from running.
+
+    Args:
+        threads: Those with stacks.
+
+        main: The main thread.
+
+    Returns:
+        The thread that holds the lock (or waits for it, if the holder is not
+        known), what it is doing as a predicate, and how sure that is.
+    """
+    owner = _owner(threads)
+    waiting = [t for t in threads if t is not owner and wants_gil(t)]
+    if owner is None:
+        return _without_owner(waiting, main)
+
+    is_blocked = _is_blocked(owner)
+    if is_blocked and (waiting or _is_sure(owner)):
+        doing = "holds the lock of the interpreter while it waits"
+        sure = _is_sure(owner) and bool(waiting)
+        return owner, _say(owner, doing, waiting), _sure(is_sure=sure)
+    if owner is not main and main in waiting and _hogs(owner):
+        doing = "does not let go of the lock of the interpreter"
+        return owner, _say(owner, doing, waiting), "likely"
+    return None
+
+
+def wants_gil(thread: ThreadStack) -> bool:
+    """
+    Whether a thread waits for the lock of the interpreter.
+
+    Args:
+        thread: The thread.
+    """
+    if thread.waits_for_gil is not None:
+        return thread.waits_for_gil
+
+    frames = thread.native or thread.frames
+    return bool(wants_gil_by_native_stack(frames)) or _looks_for_it(thread)
+
+
+def _looks_for_it(thread: ThreadStack) -> bool:
+    low, high = _WAKES
+    return (
+        low <= wakes_per_s(thread) <= high
+        and cpu_share(thread.activity) <= _MOST_CPU
+        and not (thread.system_call and thread.system_call.name != "futex")
+    )
+
+
+def _owner(threads: Iterable[ThreadStack]) -> ThreadStack | None:
+    return next((t for t in threads if t.owns_gil), None)
+
+
+def _is_blocked(owner: ThreadStack) -> bool:
+    """
+    Whether the owner waits for something else.
+    """
+    return is_running(owner) is False and not wants_gil(owner)
+
+
+def _is_sure(owner: ThreadStack) -> bool:
+    """
+    Whether it was seen to wait for longer than a moment.
+    """
+    return motion_of(owner, 0.0) is Motion.STILL
+
+
+def _hogs(owner: ThreadStack) -> bool:
+    a = owner.activity
+    return a is None or cpu_share(a) >= _HOG
+
+
+def _without_owner(
+    waiting: Sequence[ThreadStack], main: ThreadStack
+) -> Trouble | None:
+    if main in waiting and motion_of(main) is not Motion.MOVING:
+        return main, "is waiting for the lock of the interpreter", "likely"
+    return None
+
+
+def _say(
+    owner: ThreadStack, doing: str, waiting: Sequence[ThreadStack]
+) -> str:
+    name = owner.name or owner.thread_id
+    who = (
+        f"has a thread ({name}) that {doing}"
+        if name
+        else f"has a thread that {doing}"
+    )
+    if owner.is_main:
+        who = doing
+    if not waiting:
+        return who
+    many = (
+        "another thread waits"
+        if len(waiting) == 1
+        else (f"{len(waiting)} other threads wait")
+    )
+    return f"{who} ({many} for it)"
+
+
+def _sure(*, is_sure: bool) -> Confidence:
+    return "certain" if is_sure else "likely"

@@ -1,0 +1,103 @@
+"""
+Is this thread stuck, or merely slow?
+
+Its stack alone cannot tell: whoever waits for a slow peer shows the same lines
+at every look.  But who waits in vain does not even wake up.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from .model import ThreadActivity, ThreadStack
+
+
+__all__ = ["Motion", "cpu_share", "is_running", "motion_of", "wakes_per_s"]
+
+# Nobody waits this long within a step that was watched.
+_LONG_S = 30.0
+# A thread that only looks whether something happened needs some 50 µs.
+_WORK_S = 500e-6
+_BUSY = 0.5
+_QUIET = 0.02
+
+
+class Motion(Enum):
+    """
+    What became of a thread while it was watched.
+    """
+
+    UNKNOWN = "unknown"
+    STILL = "still"  # did not run, or only looked whether it may go on
+    SPINNING = "spinning"  # ran all the time, in the same place
+    MOVING = "moving"
+
+
+def motion_of(thread: ThreadStack, wakes: float | None = None) -> Motion:
+    """
+    Tell what became of a thread.
+
+    Args:
+        thread: The thread.
+
+        wakes: How often per second it wakes up at most although nothing
+            happens; ``None`` if unknown.
+
+    Returns:
+        Whether it moves; unknown if it was looked at only once.
+    """
+    a = thread.activity
+    if thread.idle_s is not None and thread.idle_s > _LONG_S:
+        return Motion.STILL
+    if a is None or a.seconds <= 0:
+        return Motion.UNKNOWN
+    if a.has_left or (a.has_moved and a.has_left is None):
+        return Motion.MOVING
+    if cpu_share(a) >= _BUSY:
+        return Motion.SPINNING
+    return Motion.MOVING if _is_awake(a, wakes) else Motion.STILL
+
+
+def _is_awake(a: ThreadActivity, wakes: float | None) -> bool:
+    if wakes is not None:
+        return a.voluntary / a.seconds > wakes
+    return a.voluntary > 0 and a.cpu_s / a.voluntary > _WORK_S
+
+
+def wakes_per_s(thread: ThreadStack) -> float:
+    """
+    How often a thread gave up the processor, per second.
+
+    Args:
+        thread: The thread; 0 if it was not watched.
+    """
+    a = thread.activity
+    return a.voluntary / a.seconds if a and a.seconds > 0 else 0.0
+
+
+def cpu_share(a: ThreadActivity | None) -> float:
+    """
+    Which part of a processor a thread used; 0 if it was not watched.
+
+    Args:
+        a: What became of it.
+    """
+    return a.cpu_s / a.seconds if a and a.seconds > 0 else 0.0
+
+
+def is_running(thread: ThreadStack) -> bool | None:
+    """
+    Whether a thread was running on a processor; ``None`` if unknown.
+
+    Args:
+        thread: The thread.
+    """
+    if thread.activity is not None:
+        share = cpu_share(thread.activity)
+        if share >= _BUSY or share <= _QUIET:
+            return share >= _BUSY
+    if thread.system_call is not None and thread.system_call.name != "running":
+        return False
+    if thread.state:
+        return thread.state == "R"
+    return thread.active

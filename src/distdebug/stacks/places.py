@@ -1,0 +1,159 @@
+"""
+Whose code is this line of a stack?
+
+Of the user, of a framework that runs the user's job, or of the plumbing below.
+Tools shorten names of files, so that ``threading.py`` may be all that is left.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+from ..findings import Location
+from .model import StackFrame
+
+
+__all__ = ["is_native", "is_users", "last_name", "user_frame", "where"]
+
+_MOST_NAME = 300
+
+_INSTALLED = re.compile(
+    r"^<|(^|/)(site-packages|dist-packages|s?bin)/|/lib/python3?\.?\d*/"
+    r"|\.(so|pyx|pxi)\b"
+)
+# Wherever they are, and however much of their name is left.
+_FRAMEWORKS = (
+    "accelerate|apex|axolotl|colossalai|composer|datasets|deepspeed|diffusers"
+    "|fairscale|fairseq2?|hydra|lightning|lightning_fabric|litgpt|lmdeploy"
+    "|megatron|nemo|nemo_rl|peft|pytorch_lightning|ray|sentence_transformers"
+    "|sglang|tensorrt_llm|text_generation_server|torchrl|torchtitan|torchtune"
+    "|transformer_engine|transformers|trl|unsloth|verl|vllm|xformers"
+)
+_PLUMBING = (
+    "aiohttp|anyio|boto3|botocore|click|cupy|debugpy|distdebug|fastapi|filelock"
+    "|flash_attn|flashinfer|fsspec|functorch|gevent|grpc|h5py|httpcore|httpx"
+    "|huggingface_hub|ipykernel|joblib|mpi4py|numba|numpy|omegaconf|pandas"
+    "|pyarrow|pydantic|redis|requests|s3fs|safetensors|scipy|sklearn|starlette"
+    "|tensorboard|tensorflow|tokenizers|torch|torch_npu|torch_xla|torchaudio"
+    "|torchdata|torchmetrics|torchvision|tornado|tqdm|triton|typer|urllib3"
+    "|uvicorn|uvloop|wandb|webdataset|zmq"
+)
+_START = re.compile(r"^(?P<top>[^/]+?)(\.py)?(/|$)")
+_TORCH = re.compile(
+    r"(^|/)torch/(_\w+|autograd|cuda|distributed|jit|multiprocessing|nn|optim"
+    r"|utils)/|(^|/)torch/\w+\.py$"
+    r"|(^|/)distdebug/(flight_recorder|capture|stacks)/"
+)
+_WITHIN = re.compile(
+    r"(^|/)(megatron/(core|training|legacy)|deepspeed/(runtime|comm|pipe)"
+    r"|vllm/(v1|engine|worker|executor|distributed|entrypoints|model_executor)"
+    r"|sglang/(srt|launch_server)|ray/(_private|train|util|data|air|tune)"
+    r"|tensorrt_llm/(_torch|executor|llmapi))\b"
+)
+_NATIVE = re.compile(
+    r"\.so\b|\.(cc|cpp|cxx|cu|cuh|c|h|hpp|inl|S|rs)$|^lib[\w.+-]*$|^\[vdso\]"
+    r"|(^|/)(python|pypy)\d[\d.]*$|^$"
+)
+
+
+def is_native(frame: StackFrame) -> bool:
+    """
+    Whether a line is machine code.
+
+    Args:
+        frame: The line; tools do not always tell.
+    """
+    return frame.is_native or _looks_native(frame.filename[-_MOST_NAME:])
+
+
+@lru_cache(maxsize=1 << 14)
+def _looks_native(filename: str) -> bool:
+    is_python = filename.endswith(".py") or filename.startswith("<")
+    return not is_python and bool(_NATIVE.search(filename))
+
+
+def last_name(name: str) -> str:
+    """
+    Name a function without its class, and without the version of a symbol.
+
+    Args:
+        name: As the tool gives it.
+    """
+    return name[:_MOST_NAME].partition("@")[0].rpartition(".")[2]
+
+
+def is_users(frame: StackFrame) -> bool:
+    """
+    Whether a line is code of the user.
+
+    Args:
+        frame: The line.
+    """
+    return not is_native(frame) and _depth(frame.filename) == 0
+
+
+def user_frame(frames: Iterable[StackFrame]) -> StackFrame | None:
+    """
+    Find the line that a person can do something about.
+
+    Args:
+        frames: Innermost first.
+
+    Returns:
+        The innermost line of the user; else of a framework; else of Python;
+        else of all.
+    """
+    best, best_depth = None, 4
+    for frame in frames:
+        depth = 3 if is_native(frame) else _depth(frame.filename)
+        if depth < best_depth:
+            best, best_depth = frame, depth
+        if not depth:
+            break
+    return best
+
+
+def where(frame: StackFrame | None) -> Location | None:
+    """
+    Say where a line is.
+
+    Args:
+        frame: The line, if there is one.
+    """
+    if frame is None:
+        return None
+
+    return Location(function=frame.name, file=frame.filename, line=frame.line)
+
+
+@lru_cache(maxsize=1 << 14)
+def _depth(filename: str) -> int:
+    """
+    How far below the user: 0 is theirs, 1 a framework, 2 plumbing.
+    """
+    path = filename[-_MOST_NAME:].replace("\\", "/")
+    if _FRAMEWORK_DIR.search(path) or _WITHIN.search(path):
+        return 1
+    if _INSTALLED.search(path) or _TORCH.search(path):
+        return 2
+
+    top = _START.match(path)
+    name = top["top"] if top else ""
+    if name in _FRAMEWORK_NAMES and "/" in path:
+        return 1
+    if name in sys.stdlib_module_names or (
+        name in _PLUMBING_NAMES and "/" in path
+    ):
+        return 2
+    return 0
+
+
+_FRAMEWORK_NAMES = frozenset(_FRAMEWORKS.split("|"))
+_PLUMBING_NAMES = frozenset(_PLUMBING.split("|"))
+_FRAMEWORK_DIR = re.compile(
+    rf"(^|/)(site|dist)-packages/({_FRAMEWORKS})(/|\.py$)"
+)

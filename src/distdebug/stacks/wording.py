@@ -1,0 +1,134 @@
+"""
+How is it said?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from ..findings import Cause, Finding
+from ..ranks import fold_ranks
+from .model import ProcessStacks
+from .view import ProcessView, evidence_of
+
+
+__all__ = ["agree", "finding", "names_of", "say", "say_waiting"]
+
+_MOST_NAMES = 8
+_MOST_EVIDENCE = 6
+_PLURALS = {"is": "are", "has": "have", "holds": "hold", "does": "do"}
+
+
+def names_of(processes: Iterable[ProcessStacks]) -> str:
+    """
+    Name processes by their ranks, else by what is known of them.
+
+    Args:
+        processes: The processes.
+    """
+    known = list(processes)
+    ranks = sorted({p.rank for p in known if p.rank is not None})
+    others = [p for p in known if p.rank is None]
+    parts = []
+    if ranks:
+        parts.append(
+            f"{'ranks' if len(ranks) > 1 else 'rank'} {fold_ranks(ranks)}"
+        )
+    if others:
+        names = ", ".join(_name(p) for p in others[:_MOST_NAMES])
+        more = len(others) - _MOST_NAMES
+        names += f", and {more} more" if more > 0 else ""
+        parts.append(
+            f"{'processes' if len(others) > 1 else 'process'} {names}"
+        )
+    return " and ".join(parts)
+
+
+def _name(process: ProcessStacks) -> str:
+    place = "".join(f" {k.upper()}{n}" for k, n in process.coordinates)
+    return f"{process.pid}{f' ({place.strip()})' if place else ''}"
+
+
+def agree(processes: Sequence[ProcessStacks], doing: str) -> str:
+    """
+    Give a predicate the number of its subject.
+
+    Args:
+        processes: The subject.
+
+        doing: Such as ``"is sleeping"``.
+    """
+    verb, blank, rest = doing.partition(" ")
+    if len(processes) > 1:
+        verb = _PLURALS.get(verb, verb)
+    return verb + blank + rest
+
+
+def say(views: Sequence[ProcessView]) -> str:
+    """
+    Say what processes that do the same are doing, and where.
+
+    Args:
+        views: At least one.
+    """
+    first = views[0]
+    processes = [v.process for v in views]
+    said = f"{names_of(processes)} {agree(processes, first.doing)}"
+    if first.location is not None:
+        said += f" in {first.location.brief}"
+    return f"{said} {first.note}" if first.note else said
+
+
+def say_waiting(views: Sequence[ProcessView], op: str) -> str:
+    """
+    Say who only waits for others.
+
+    Args:
+        views: Those who wait.
+
+        op: What they wait in, or ``""``.
+    """
+    if not views:
+        return ""
+
+    processes = [v.process for v in views]
+    doing = f"is waiting in {op}" if op else views[0].doing
+    return f"; {names_of(processes)} {agree(processes, doing)}"
+
+
+def finding(
+    views: Sequence[ProcessView],
+    *,
+    tail: str = "",
+    changes: Mapping[str, object] | None = None,
+) -> Finding:
+    """
+    Make one finding about processes that do the same.
+
+    Args:
+        views: At least one.
+
+        tail: What to add to the sentence.
+
+        changes: Attributes of the finding that differ.
+    """
+    first = views[0]
+    own = [evidence_of(v.process, v.thread, v.frame) for v in views]
+    more = [e for v in views[:2] for e in v.evidence]
+    values: dict[str, object] = {
+        "cause": first.cause,
+        "ranks": tuple(
+            sorted(
+                {v.process.rank for v in views if v.process.rank is not None}
+            )
+        ),
+        "summary": say(views) + tail,
+        "confidence": first.confidence,
+        "remedy": first.remedy or None,
+        "location": first.location,
+        "evidence": (*own[: _MOST_EVIDENCE - len(more[:3])], *more[:3]),
+    }
+    values.update(changes or {})
+    if values["cause"] is Cause.UNKNOWN:
+        values["confidence"] = "possible"
+    return Finding(**values)  # type: ignore[arg-type]
