@@ -2,6 +2,7 @@
 How is recording switched on, whatever the torch and the launcher?
 """
 
+import errno
 import json
 import logging
 import os
@@ -18,6 +19,7 @@ from distdebug.flight_recorder.enable import (
     disable_flight_recorder,
     enable_flight_recorder,
 )
+from distdebug.flight_recorder.recording import extras as extras_module
 from distdebug.flight_recorder.recording.current import current_recording
 from distdebug.flight_recorder.recording.variables import VARIABLES
 
@@ -187,6 +189,24 @@ def test_forked(tmp_path, extras):
     enable_module._enabled[:] = parent
     if extras:
         parent[0].extras._listener = None
+
+
+def test_no_stacks(tmp_path, monkeypatch, caplog):
+    """
+    Where stacks cannot be offered that is said, and the rest goes on.
+    """
+
+    def refuse():
+        raise OSError(errno.EBUSY, "no signal is left")
+
+    monkeypatch.setattr(extras_module, "offer_stacks", refuse)
+
+    enable_flight_recorder(dump_dir=tmp_path)
+    found = current_recording()
+    disable_flight_recorder()
+
+    assert found is not None
+    assert "no signal is left" in caplog.text
 
 
 def test_disable_first():

@@ -80,20 +80,21 @@ def ask_process(
         went.
     """
     start = time.monotonic()
-    threads: tuple[ThreadStack, ...] = ()
+    threads: list[ThreadStack] = []
     try:
         state = _may_be_asked(pid, start_ticks)
         with open_answers(pid, state) as answers:
-            talk = _Talk(pid, state, answers, start + timeout_s)
+            talk = _Talk(pid, state, answers, start + timeout_s, threads)
             _ask_all(talk, also_running=also_running)
-        threads, attempt = tuple(talk.threads), _result(talk)
+        attempt = _result(talk)
     except NotAskedError as exc:
         attempt = _attempt(exc.status, exc.detail, exc.remedy)
     except OSError as exc:
         attempt = _attempt(
             CaptureStatus.TOOL_FAILED, f"it could not be asked: {exc}"
         )
-    return threads, attrs.evolve(attempt, seconds=time.monotonic() - start)
+    seconds = time.monotonic() - start
+    return tuple(threads), attrs.evolve(attempt, seconds=seconds)
 
 
 @attrs.define
@@ -102,9 +103,9 @@ class _Talk:
     state: ProcessState
     answers: Answers
     deadline: float
-    threads: list[ThreadStack] = attrs.field(factory=list)
+    threads: list[ThreadStack]
     running: int = 0
-    is_silent: bool = False
+    is_late: bool = False
     paused_s: float = 0.0
 
 
@@ -142,7 +143,8 @@ def _ask_all(talk: _Talk, *, also_running: bool) -> None:
     Ask the main thread, then the others, until one does not answer.
     """
     for thread_id in _thread_ids(talk.pid):
-        if time.monotonic() >= talk.deadline or talk.is_silent:
+        talk.is_late |= time.monotonic() >= talk.deadline
+        if talk.is_late:
             break
         thread = _settled(talk, thread_id)
         if thread is None or not _can_answer(thread, talk.answers.signal):
@@ -186,11 +188,11 @@ def _ask_one(talk: _Talk, thread_id: int, letter: str) -> None:
     number, before = talk.answers.signal, talk.answers.size
     start = time.monotonic()
     try:
-        knock(talk.pid, thread_id, number, lambda: _still_answers(talk))
+        knock(talk.pid, thread_id, number, lambda: _check(talk))
     except ProcessLookupError:
         return
 
-    talk.is_silent = not await_handled(
+    talk.is_late = not await_handled(
         talk.pid,
         thread_id,
         number,
@@ -212,7 +214,7 @@ def _ask_one(talk: _Talk, thread_id: int, letter: str) -> None:
     )
 
 
-def _still_answers(talk: _Talk) -> bool:
+def _check(talk: _Talk) -> None:
     """
     Is it the same process, and does it handle the signal, and nobody else?
 
@@ -239,17 +241,18 @@ def _still_answers(talk: _Talk) -> bool:
             f"it no longer handles signal {talk.answers.signal}",
             "call distdebug.enable_flight_recorder() again",
         )
-    return True
 
 
 def _result(talk: _Talk) -> Attempt:
     running = f"{talk.running} of its threads run and were not asked"
     if talk.threads:
-        detail = running if talk.running else ""
-        if talk.is_silent:
-            detail = "not all of its threads answered in time"
-        attempt = _attempt(CaptureStatus.OK, detail)
-    elif talk.is_silent:
+        notes = [running] if talk.running else []
+        if not any(thread.is_main for thread in talk.threads):
+            notes.append("its main thread did not answer")
+        if talk.is_late:
+            notes.append("not all of its threads answered in time")
+        attempt = _attempt(CaptureStatus.OK, "; ".join(notes))
+    elif talk.is_late:
         attempt = _attempt(
             CaptureStatus.TIMED_OUT,
             "it did not answer in time",
@@ -264,8 +267,8 @@ def _result(talk: _Talk) -> Attempt:
     else:
         attempt = _attempt(
             CaptureStatus.TOOL_FAILED,
-            "it answered without a word",
-            "see whether its /tmp is full (df /tmp)",
+            "it had nothing to say, or could not write it",
+            "see whether /tmp is full (df /tmp)",
         )
     return attrs.evolve(attempt, paused_s=talk.paused_s)
 

@@ -75,8 +75,8 @@ def read_signals(pid: int, thread_id: int) -> ThreadSignals | None:
 
 
 def knock(
-    pid: int, thread_id: int, number: int, may_send: Callable[[], bool]
-) -> bool:
+    pid: int, thread_id: int, number: int, check: Callable[[], object]
+) -> None:
     """
     Send a signal to one thread.
 
@@ -87,10 +87,7 @@ def knock(
 
         number: The signal.
 
-        may_send: Asked last of all.
-
-    Returns:
-        Whether it was sent.
+        check: Called last of all; nothing is sent if it raises an error.
 
     Raises:
         OSError: It may not be sent, or the thread is gone.
@@ -98,8 +95,7 @@ def knock(
     # From here on, no other thread can have this number.
     held = _hold(thread_id)
     try:
-        if not may_send():
-            return False
+        check()
         if held is None:
             _tgkill(pid, thread_id, number)
         else:
@@ -107,7 +103,6 @@ def knock(
     finally:
         if held is not None:
             os.close(held)
-    return True
 
 
 def await_handled(

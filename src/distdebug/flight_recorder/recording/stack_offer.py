@@ -138,6 +138,7 @@ def _make(root: Path) -> StackOffer:
             return offer._replace(path=offer.path.replace(parent / name))
         except OSError:
             _end(offer)
+            offer.path.unlink(missing_ok=True)
             raise
     finally:
         os.close(folder)
