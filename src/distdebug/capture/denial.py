@@ -24,6 +24,7 @@ __all__ = [
     "can_trace",
     "ptrace_is_filtered",
     "why_denied",
+    "why_hidden",
     "yama_remedy",
     "yama_scope",
 ]
@@ -77,6 +78,28 @@ def why_denied(pid: int) -> tuple[CaptureStatus, str] | None:
     # Yama lets us look into what we started; the tools that we start, not.
     if scope and not can_trace(ours) and _is_below_us(pid):
         return CaptureStatus.YAMA, yama_remedy(scope)
+    return None
+
+
+def why_hidden(pid: int) -> tuple[CaptureStatus, str] | None:
+    """
+    Is a process there although ``/proc`` does not show it?
+
+    Args:
+        pid: A process that could not be found.
+
+    Returns:
+        Why, and what to do about it; ``None`` if there is no such process.
+    """
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return CaptureStatus.OTHER_USER, (
+            "/proc hides the processes of other users (hidepid): run as the "
+            "user of the job, or as root"
+        )
+    except (OSError, OverflowError):
+        pass
     return None
 
 
@@ -174,7 +197,7 @@ def _reason_without_right(
         )
     if not is_same_user or _mask(theirs, "CapPrm") & ~_mask(ours, "CapPrm"):
         return CaptureStatus.NO_CAPABILITY, _IN_CONTAINER
-    if not is_root and _is_hidden(pid):
+    if not is_root and _keeps_secrets(pid):
         return CaptureStatus.NOT_DUMPABLE, (
             "the process asked not to be looked into (PR_SET_DUMPABLE 0), or "
             "its program may not be read: run as root: sudo python -m "
@@ -209,7 +232,7 @@ def _mask(status: dict[str, str], name: str) -> int:
         return 0
 
 
-def _is_hidden(pid: int) -> bool:
+def _keeps_secrets(pid: int) -> bool:
     """
     The kernel gives the files of those to root who must not be looked into.
     """

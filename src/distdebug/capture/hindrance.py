@@ -8,7 +8,7 @@ import time
 
 from ..processes.model import ProcessState
 from ..processes.state import read_state
-from .denial import why_denied
+from .denial import why_denied, why_hidden
 from .guard import why_never
 from .model import CaptureStatus
 from .namespace import enter_namespace, proc_is_foreign
@@ -40,9 +40,11 @@ def attach_hindrance(pid: int) -> tuple[CaptureStatus, str] | None:
         return CaptureStatus.SKIPPED, f"{reason}: name a process of the job"
 
     told = status_of_state(state, pid)
+    if state is None:
+        return why_hidden(pid) or told
     if told is not None and told[0] is CaptureStatus.UNINTERRUPTIBLE:
         told = _settled(pid)
-    if told is not None or state is None:
+    if told is not None:
         return told
 
     if proc_is_foreign():

@@ -15,7 +15,7 @@ from .._text import clean
 from ..processes.model import ProcessState
 from ..processes.procfs import parse_stat, read_link, read_proc
 from ..processes.state import read_state
-from .denial import why_denied
+from .denial import why_denied, why_hidden
 from .model import CaptureStatus
 from .namespace import enter_namespace, proc_is_foreign
 
@@ -177,7 +177,8 @@ def _of_end(
 ) -> tuple[CaptureStatus, str] | None:
     now = read_state(pid)
     if now is None or before is None or now.start_ticks != before.start_ticks:
-        return CaptureStatus.EXITED, _ENDED
+        hidden = why_hidden(pid) if now is None else None
+        return hidden or (CaptureStatus.EXITED, _ENDED)
     return status_of_state(now, pid) if now.letter in "ZXx" else None
 
 
