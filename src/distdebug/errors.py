@@ -6,6 +6,7 @@ Exceptions that *distdebug* raises on purpose.
     DistdebugError
     ├── RankSyntaxError (ValueError)
     ├── MeshError (ValueError)
+    ├── PatternError (ValueError)
     ├── DumpError (ValueError)
     │   ├── NoDumpsError (FileNotFoundError)
     │   └── DumpFormatError
@@ -29,6 +30,7 @@ __all__ = [
     "MissingDependencyError",
     "NoDumpsError",
     "NotRecordingError",
+    "PatternError",
     "RankSyntaxError",
     "RecorderError",
     "RulesError",
@@ -94,6 +96,12 @@ class RankSyntaxError(DistdebugError, ValueError):
 class MeshError(DistdebugError, ValueError):
     """
     A mesh is malformed, does not fit the job, or does not have that place.
+    """
+
+
+class PatternError(DistdebugError, ValueError):
+    """
+    A pattern for command lines is no regular expression.
     """
 
 

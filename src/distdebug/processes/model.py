@@ -53,6 +53,9 @@ class Worker:
 
         local_rank: Rank on this node, if known.
 
+        local_world_size: How many ranks of the job were started on this node,
+            if that is known, and they are numbered in sequence.
+
         coordinates: Where it is in the mesh: names of dimensions in small
             letters, and the place along each, in the order they were found.
 
@@ -74,6 +77,7 @@ class Worker:
     rank: int | None = None
     world_size: int | None = None
     local_rank: int | None = None
+    local_world_size: int | None = None
     coordinates: tuple[tuple[str, int], ...] = ()
     job: str = ""
     source: str = ""

@@ -1,0 +1,77 @@
+"""
+Which processes of this node are the workers of a job?
+"""
+
+from __future__ import annotations
+
+import os
+
+from collections.abc import Iterable
+
+from .family import Family, family_of
+from .model import Worker
+from .patterns import compile_patterns, is_match
+from .scan import Process, list_processes
+from .survey import describe_workers, survey
+
+
+__all__ = ["find_workers"]
+
+_CHILDREN = frozenset({"child", "compile", "dataloader"})
+
+
+def find_workers(
+    patterns: Iterable[str] = (),
+    *,
+    include_children: bool = True,
+    root: str = "/proc",
+) -> tuple[Worker, ...]:
+    """
+    Which processes of this node are the workers of a job?
+
+    Workers of SGLang, vLLM, Ray, torchrun, accelerate, DeepSpeed, Slurm, MPI,
+    Megatron, and *multiprocessing* are known, and every other process in
+    Python that says which rank it is, or has the threads of a rank.  No
+    process is stopped or changed.  This process and those it descends from
+    are left out.
+
+    Args:
+        patterns: Regular expressions, to be searched in command lines.  If
+            there are any, only processes that match are found, and what
+            descends from them.
+
+        include_children: Whether to include what ranks started: readers of
+            data, compilers, and others.
+
+        root: Where the kernel's files are.
+
+    Returns:
+        Ranks first, by rank, and then the others.  A process that ends
+        meanwhile is left out; what may not be read of the others is unknown.
+
+    Raises:
+        PatternError: If a pattern is no regular expression.
+    """
+    wanted = compile_patterns(patterns)
+    family = family_of(list_processes(root))
+    hidden = _own_line(family)
+
+    def is_wanted(process: Process) -> bool:
+        return process.pid not in hidden and is_match(process, wanted)
+
+    scene, claims = survey(family, is_wanted, root)
+    chosen = claims.keys() - hidden
+    if wanted:
+        matching = {p for p in chosen if is_wanted(family.processes[p])}
+        below = {p.pid for pid in matching for p in family.below(pid)}
+        chosen &= matching | below
+    if not include_children:
+        chosen = {p for p in chosen if claims[p].role not in _CHILDREN}
+    return describe_workers(scene, claims, chosen)
+
+
+def _own_line(family: Family) -> set[int]:
+    own = family.processes.get(os.getpid())
+    if own is None:  # another root
+        return set()
+    return {own.pid, *(above.pid for above in family.ancestors(own))}
