@@ -15,7 +15,7 @@ from typing import Protocol
 from .findings import Location
 
 
-__all__ = ["FrameLike", "user_location"]
+__all__ = ["FrameLike", "is_framework", "user_location"]
 
 _FRAMEWORK = re.compile(
     r"^<|(^|[/\\])(site-packages|dist-packages)[/\\]"
@@ -49,6 +49,19 @@ class FrameLike(Protocol):
         """
 
 
+def is_framework(filename: str) -> bool:
+    """
+    Does this file belong to a framework, as far as its name tells?
+
+    Args:
+        filename: The file of a frame.
+
+    Returns:
+        Whether no user would change it.
+    """
+    return _FRAMEWORK.search(filename) is not None
+
+
 def user_location(frames: Iterable[FrameLike]) -> Location | None:
     """
     Find the innermost line that is not part of a framework.
@@ -65,7 +78,7 @@ def user_location(frames: Iterable[FrameLike]) -> Location | None:
         where = Location(
             function=frame.name, file=frame.filename, line=frame.line
         )
-        if _FRAMEWORK.search(frame.filename) is None:
+        if not is_framework(frame.filename):
             return where
         innermost = innermost or where
 

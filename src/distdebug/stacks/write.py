@@ -13,6 +13,7 @@ from typing import Any
 
 import attrs
 
+from .formats.calls import looks_native
 from .model import ProcessStacks, StackFrame, ThreadActivity, ThreadStack
 
 
@@ -29,20 +30,23 @@ def stacks_to_json(process: ProcessStacks) -> str:
     Returns:
         The JSON; :func:`~distdebug.stacks.parse.parse_stacks` reads it.
     """
-    info = _info(process)
     # A process without threads still has a state.
     threads = process.threads or (ThreadStack(name="", frames=()),)
-    return json.dumps(
-        [_thread(process.pid, thread, info) for thread in threads], indent=1
-    )
-
-
-def _info(process: ProcessStacks) -> dict[str, Any]:
+    data = [_thread(process.pid, thread) for thread in threads]
     parent = process.parent_pid
-    return {
+    info = {
         "pid": process.pid,
         "command_line": process.command,
         "parent": None if parent is None else {"pid": parent},
+    }
+    for thread in data:
+        thread["process_info"] = info
+    data[0]["process_info"] = {**info, **_more_of_process(process)}
+    return json.dumps(data, indent=1)
+
+
+def _more_of_process(process: ProcessStacks) -> dict[str, Any]:
+    more = {
         "rank": process.rank,
         "world_size": process.world_size,
         "coordinates": process.coordinates,
@@ -52,14 +56,21 @@ def _info(process: ProcessStacks) -> dict[str, Any]:
         "tracer_pid": process.tracer_pid,
         "kernels": [attrs.asdict(kernel) for kernel in process.kernels],
         "taken": process.taken,
-        "threads": len(process.threads),
     }
+    known = {key: value for key, value in more.items() if _is_known(value)}
+    return known if process.threads else {**known, "threads": 0}
 
 
-def _thread(
-    pid: int, thread: ThreadStack, info: dict[str, Any]
-) -> dict[str, Any]:
+def _thread(pid: int, thread: ThreadStack) -> dict[str, Any]:
     call, activity = thread.system_call, thread.activity
+    more = {
+        "waits_for_gil": thread.waits_for_gil,
+        "native": _frames(thread.native),
+        "state": thread.state,
+        "system_call": None if call is None else attrs.asdict(call),
+        "activity": None if activity is None else attrs.asdict(activity),
+        "idle_s": thread.idle_s,
+    }
     return {
         "pid": pid,
         "thread_id": thread.thread_id or 0,
@@ -68,27 +79,25 @@ def _thread(
         "active": thread.active,
         "owns_gil": thread.owns_gil,
         "frames": _frames(thread.frames),
-        "process_info": info,
         "is_main": thread.is_main,
-        "waits_for_gil": thread.waits_for_gil,
-        "native": _frames(thread.native),
-        "state": thread.state,
-        "system_call": None if call is None else attrs.asdict(call),
-        "activity": None if activity is None else attrs.asdict(activity),
-        "idle_s": thread.idle_s,
+        **{key: value for key, value in more.items() if _is_known(value)},
     }
 
 
+def _is_known(value: Any) -> bool:
+    return value is not None and value not in ("", (), [])
+
+
 def _frames(frames: Iterable[StackFrame]) -> list[dict[str, Any]]:
-    return [
-        {
-            "name": frame.name,
-            "filename": frame.filename,
-            "line": frame.line,
-            "is_native": frame.is_native,
-        }
-        for frame in frames
-    ]
+    return [_frame(frame) for frame in frames]
+
+
+def _frame(frame: StackFrame) -> dict[str, Any]:
+    name, filename, line = frame.name, frame.filename, frame.line
+    data = {"name": name, "filename": filename, "line": line}
+    if frame.is_native != looks_native(filename, line):
+        data["is_native"] = frame.is_native
+    return data
 
 
 def stacks_to_text(process: ProcessStacks) -> str:

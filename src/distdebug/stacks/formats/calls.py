@@ -10,10 +10,19 @@ from __future__ import annotations
 
 import re
 
+from functools import lru_cache
+
 from ..model import StackFrame
 
 
-__all__ = ["MOST_LINE", "MOST_NAME", "make_frame", "shorten", "split_brackets"]
+__all__ = [
+    "MOST_LINE",
+    "MOST_NAME",
+    "looks_native",
+    "make_frame",
+    "shorten",
+    "split_brackets",
+]
 
 MOST_NAME = 4096
 MOST_LINE = 1 << 14
@@ -75,6 +84,8 @@ def _partner(text: str) -> int:
     return -1
 
 
+# Most ranks are at the same lines, so that most frames are told once.
+@lru_cache(maxsize=1 << 14)
 def make_frame(
     name: str, filename: str, line: int = 0, *, is_native: bool | None = None
 ) -> StackFrame:
@@ -96,13 +107,24 @@ def make_frame(
         The frame.
     """
     if is_native is None:
-        is_native = _is_native(filename, line)
+        is_native = looks_native(filename, line)
     return StackFrame(
         name[:MOST_NAME], filename[:MOST_NAME], line, is_native=is_native
     )
 
 
-def _is_native(filename: str, line: int) -> bool:
+def looks_native(filename: str, line: int) -> bool:
+    """
+    Is this a place in machine code, if the tool does not say?
+
+    Args:
+        filename: The file or library.
+
+        line: The line; 0 if unknown.
+
+    Returns:
+        Whether it looks like that.
+    """
     if line:
         return bool(_CODE_OF_C.search(filename[-8:]))
     return bool(filename) and not filename.endswith((".py", ".pyc", ">"))

@@ -33,7 +33,7 @@ _FOCUS = re.compile(
     r"grid \d{1,20}, .{0,400}?\bdevice (?P<device>\d{1,4}),"
 )
 _LAUNCH = re.compile(
-    r"<<<\((?P<grid>[\d, ]{1,40})\),\s?\((?P<block>[\d, ]{1,40})\)>>>"
+    r"\((?P<grid>[\d, ]{1,40})\),\s?\((?P<block>[\d, ]{1,40})\)>>>"
 )
 _FRAME = re.compile(r"#0\s{1,4}(?:0x[0-9a-f]{1,16} in )?(?P<call>\S.*)")
 
@@ -49,7 +49,7 @@ def parse_kernels(text: str) -> tuple[GpuKernel, ...]:
         The kernels, in the order of the tool; none if there was none.
     """
     lines = [shorten(line).rstrip() for line in text.splitlines()]
-    return tuple(_listed(lines)) or tuple(_focused(lines))
+    return tuple(_listed(lines)) or tuple(dict.fromkeys(_focused(lines)))
 
 
 def _listed(lines: list[str]) -> Iterator[GpuKernel]:
@@ -85,32 +85,28 @@ def _kernel(rest: str, device: int, title: list[str]) -> GpuKernel:
 
 def _focused(lines: list[str]) -> Iterator[GpuKernel]:
     """
-    The kernel in whose code the debugger stands, if it tells no list.
+    The kernels in whose code the debugger stood, if it told no list.
     """
     device = None
-    seen = set()
     for line in lines:
         if match := _FOCUS.search(line):
             device = int(match["device"])
-        elif device is None or (launch := _LAUNCH.search(line)) is None:
-            continue
-        else:
-            frame = _FRAME.match(line)
-            call = frame["call"] if frame else line
-            kernel = GpuKernel(
-                name=_name(call.partition("<<<")[0].strip())[:MOST_NAME],
+        elif device is not None and (frame := _FRAME.match(line)):
+            name, _, launch = frame["call"].partition("<<<")
+            sizes = _LAUNCH.match(launch)
+            yield GpuKernel(
+                name=_name(name.strip())[:MOST_NAME],
                 device=device,
-                grid=_sizes(launch["grid"]),
-                block=_sizes(launch["block"]),
+                grid=_sizes(sizes["grid"]) if sizes else (),
+                block=_sizes(sizes["block"]) if sizes else (),
             )
-            if kernel not in seen:
-                seen.add(kernel)
-                yield kernel
+            device = None
 
 
 def _name(call: str) -> str:
-    for word in ("void ", "__global__ "):
-        call = call.removeprefix(word)
+    call = call.partition(" at ")[0].removeprefix("void ")
+    if call.endswith(" ()"):
+        call = call.removesuffix(" ()")
     found = split_brackets(call)
     return found[0] if found and found[0] else call
 

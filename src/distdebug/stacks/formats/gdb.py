@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import takewhile
 
 from ..model import StackFrame, ThreadStack
 from .calls import make_frame, shorten, split_brackets
@@ -38,6 +39,7 @@ _BEGINNINGS = ("Thread ", "[Switching to ", "TID ", "Stack trace of ")
 _MOST_HEADER = 400
 FRAME = re.compile(r"#(?P<depth>\d{1,6})\s{1,4}(?=\S)")
 
+_GPU = re.compile(r"\[(?:Switching|Current) focus (?:set )?to CUDA kernel ")
 _PROCESS = re.compile(
     r"\[Inferior \d{1,4} \(process (\d{1,10})\) detached\]"
     r"|Attaching to process (\d{1,10})\b"
@@ -46,7 +48,7 @@ _PROCESS = re.compile(
 )
 # Several frames on what was several lines before somebody pasted them.
 _GLUED = re.compile(r"\s(?=#\d{1,6}\s{1,2}\S)")
-_ADDRESS = re.compile(r"0x[0-9a-f.]+(?: in )?\s*")
+_BEFORE_CALL = re.compile(r"#\d{1,6} (?:0x[0-9a-f.]{1,20}(?: in)? ?)?")
 _STRINGS = re.compile(r'"(?:[^"\\]|\\.)*"|\'(?:[^\'\\]|\\[^\']{1,3})\'')
 _INLINED = re.compile(r" in \S+ inlined from .*$")
 _LIBRARY = re.compile(r"(?P<lib>\S+)(?: \+ 0x[0-9a-f]+)?$")
@@ -79,7 +81,7 @@ def parse_gdb(text: str) -> tuple[ThreadStack, ...]:
             found.append((match, []))
         elif found:
             found[-1][1].append(line)
-        elif FRAME.match(line):
+        elif looks_at_gpu(line) or FRAME.match(line):
             found.append((None, [line]))
     threads = (read_thread(match, lines) for match, lines in found)
     return tuple(thread for thread in threads if thread.frames)
@@ -99,6 +101,19 @@ def header_of(line: str) -> re.Match[str] | None:
     if len(text) > _MOST_HEADER or not text.startswith(_BEGINNINGS):
         return None
     return next((m for h in _HEADERS if (m := h.fullmatch(text))), None)
+
+
+def looks_at_gpu(line: str) -> bool:
+    """
+    Does cuda-gdb turn from the process to its GPU?
+
+    Args:
+        line: One line of its output.
+
+    Returns:
+        Whether the frames that follow are of a kernel.
+    """
+    return "CUDA kernel" in line and _GPU.search(line[:400]) is not None
 
 
 def process_id(line: str) -> int | None:
@@ -154,19 +169,17 @@ def _who(match: re.Match[str] | None) -> tuple[str, int | None, str]:
     )
 
 
-def _frames(lines: Iterable[str]) -> Iterator[StackFrame]:
+def _frames(lines: Iterable[str]) -> Sequence[StackFrame]:
     """
     The frames of the longest stack among these lines.
     """
     stacks: list[list[StackFrame]] = [[]]
-    for depth, text in _statements(lines):
+    host = takewhile(lambda line: not looks_at_gpu(line), lines)
+    for depth, text in _statements(host):
         if depth == 0:
             stacks.append([])
-        stacks[-1] += _frame(text) if depth is not None else _python(text)
-    longest = max(stacks, key=len)
-    # Code on a GPU is no stack of a thread of the process.
-    if not any("<<<" in frame.name for frame in longest):
-        yield from longest
+        stacks[-1] += _python(text) if depth is None else _frame(text)
+    return max(stacks, key=len)
 
 
 def _statements(lines: Iterable[str]) -> Iterator[tuple[int | None, str]]:
@@ -205,7 +218,7 @@ def _continues(parts: Sequence[str], line: str) -> bool:
 
 def _joined(parts: Sequence[str]) -> Iterator[tuple[int | None, str]]:
     if parts:
-        text = " ".join(part.strip() for part in parts)
+        text = " ".join(" ".join(parts).split())
         match = FRAME.match(text)
         yield (int(match["depth"]) if match else None), shorten(text)
 
@@ -224,7 +237,7 @@ def _frame(text: str) -> Iterator[StackFrame]:
         )
         return
 
-    body = _ADDRESS.sub("", FRAME.sub("", text, count=1), count=1)
+    body = _BEFORE_CALL.sub("", text, count=1)
     call, filename, line = _place(_STRINGS.sub('""', body).strip())
     name = _function(call)
     if name:

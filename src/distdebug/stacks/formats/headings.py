@@ -50,11 +50,12 @@ _TOKEN = re.compile(
     re.IGNORECASE,
 )
 _COMMAND = re.compile(
+    r"(?:\S{0,99}[$#%>] )?(?:sudo )?(?:\S{0,200}/)?"
     r"(?:py-spy dump|pystack remote|(?:cuda-)?gdb)\s(?:.{0,200}\s)?"
     r"(?:--?p(?:id)?[ =]|attach )?(?P<pid>\d{1,10})\b"
 )
 _CORE = re.compile(
-    r"(?:GPU coredump|core dump).{0,200}?core_\d{1,20}_(?P<host>[\w.-]{1,99})"
+    r"Opening GPU coredump: .{0,200}?core_\d{1,20}_(?P<host>[\w.-]{1,99})"
     r"_(?P<pid>\d{1,10})\."
 )
 _TITLE = re.compile(r"\w{1,40}::")
@@ -96,7 +97,7 @@ def heading_of(line: str) -> Heading | None:
     text = line.strip()
     if not 3 <= len(text) <= _MOST_HEADING:
         return None
-    if match := _COMMAND.search(text) or _CORE.search(text):
+    if match := _COMMAND.match(text) or _CORE.match(text):
         known = match.groupdict()
         return Heading(pid=int(known["pid"]), host=known.get("host"))
 

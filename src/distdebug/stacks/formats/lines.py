@@ -33,6 +33,8 @@ _REPEATED = re.compile(r" \[repeated \d{1,9}x across cluster\].{0,200}$")
 # blank after it, since those that follow are of the line itself.
 _PREFIXES = (
     re.compile(r"> ?"),
+    # what was typed to get the first frame
+    re.compile(r"\((?:cuda-)?gdb\) .{0,80}?(?=#0 )"),
     # torch, and whoever follows it
     re.compile(r"\[[Rr]ank[ :]?(?P<rank>\d{1,7})\]:? ?"),
     re.compile(r"[Rr]ank[ _]?(?P<rank>\d{1,7})(?:: | \| )(?=.*\S)"),
@@ -132,7 +134,7 @@ def _labelled(text: str) -> Iterator[tuple[Label, str]]:
     ]
     tasks = _tasks(lines)
     for line in lines:
-        if not line.startswith("```"):
+        if line and not line.startswith("```"):
             yield _peel(line, tasks)
 
 

@@ -58,20 +58,10 @@ def parse_json(text: str) -> tuple[ProcessStacks, ...]:
         ValueError: It is something else.
     """
     try:
-        threads = [t for data in _documents(text) for t in data]
-        by_pid: dict[tuple[int, str], tuple[dict[str, Any], list[Any]]] = {}
-        for data in threads:
-            process = _process_of(data)
-            key = process["pid"], process["command"]
-            by_pid.setdefault(key, (process, []))[1].append(data)
-        return tuple(
-            ProcessStacks(
-                **process,
-                source="",
-                threads=tuple(_thread(d) for d in members if _has_thread(d)),
-            )
-            for process, members in by_pid.values()
-        )
+        by_pid: dict[object, list[Any]] = {}
+        for data in (t for document in _documents(text) for t in document):
+            by_pid.setdefault(_key(data), []).append(data)
+        return tuple(map(_process, by_pid.values()))
     except _MALFORMED as exc:
         msg = f"not what py-spy writes: {type(exc).__name__}: {exc}"
         raise ValueError(msg) from None
@@ -87,31 +77,37 @@ def _documents(text: str) -> Iterator[Any]:
         start = _BEGIN.search(text, end)
 
 
-def _has_thread(data: Mapping[str, Any]) -> bool:
-    return (data.get("process_info") or {}).get("threads") != 0
-
-
-def _process_of(data: Mapping[str, Any]) -> dict[str, Any]:
+def _key(data: Mapping[str, Any]) -> object:
     info = data.get("process_info") or {}
+    return _number(data["pid"]), str(info.get("command_line"))
+
+
+def _process(threads: Sequence[Mapping[str, Any]]) -> ProcessStacks:
+    # What is told of a process stands at its first thread.
+    info = threads[0].get("process_info") or {}
     parent = info.get("parent") or {}
     command = str(info.get("command_line") or "")
     places = info.get("coordinates")
-    return {
-        "pid": _number(data["pid"]),
-        "rank": _optional(info.get("rank")),
-        "world_size": _optional(info.get("world_size")),
-        "coordinates": coordinates_of(command)
+    return ProcessStacks(
+        pid=_number(threads[0]["pid"]),
+        source="",
+        threads=()
+        if info.get("threads") == 0
+        else tuple(map(_thread, threads)),
+        rank=_optional(info.get("rank")),
+        world_size=_optional(info.get("world_size")),
+        coordinates=coordinates_of(command)
         if places is None
         else tuple((_word(name), _number(at)) for name, at in places),
-        "role": _word(info.get("role")),
-        "host": _word(info.get("host")) or None,
-        "command": command,
-        "parent_pid": _number(parent["pid"]) if "pid" in parent else None,
-        "state": _word(info.get("state")),
-        "tracer_pid": _optional(info.get("tracer_pid")),
-        "kernels": tuple(map(_kernel, info.get("kernels") or ())),
-        "taken": _seconds(info.get("taken")),
-    }
+        role=_word(info.get("role")),
+        host=_word(info.get("host")) or None,
+        command=command,
+        parent_pid=_number(parent["pid"]) if "pid" in parent else None,
+        state=_word(info.get("state")),
+        tracer_pid=_optional(info.get("tracer_pid")),
+        kernels=tuple(map(_kernel, info.get("kernels") or ())),
+        taken=_seconds(info.get("taken")),
+    )
 
 
 def _thread(data: Mapping[str, Any]) -> ThreadStack:

@@ -50,6 +50,7 @@ class _Draft:
     heading: Heading = attrs.field(factory=Heading)
     blocks: list[Block] = attrs.field(factory=list)
     gpu: list[str] = attrs.field(factory=list)
+    on_gpu: bool = False
 
 
 def parse_text(text: str) -> tuple[ProcessStacks, ...]:
@@ -108,7 +109,10 @@ def _drafts(lines: Iterable[str]) -> list[_Draft]:
             if not _continues(drafts[-1], tool, match):
                 drafts.append(_successor(drafts[-1], tool))
             drafts[-1].tool = tool
+            drafts[-1].on_gpu = False
             drafts[-1].blocks.append((match, []))
+        elif drafts[-1].on_gpu and _is_frame(line):
+            drafts[-1].gpu.append(line)
         elif _is_bare(line, drafts[-1]):
             if drafts[-1].tool not in {"", "gdb"}:
                 drafts.append(_successor(drafts[-1], "gdb"))
@@ -118,6 +122,7 @@ def _drafts(lines: Iterable[str]) -> list[_Draft]:
             drafts[-1].blocks[-1][1].append(line)
         if _GPU.search(line):
             drafts[-1].gpu.append(line)
+            drafts[-1].on_gpu |= gdb.looks_at_gpu(line)
     return drafts
 
 
@@ -167,7 +172,11 @@ def _is_statement(line: str, drafts: list[_Draft]) -> bool:
     elif faulthandler.begins_dump(line):
         if draft.blocks:
             drafts.append(_Draft(tool="faulthandler"))
-    elif (heading := heading_of(line)) is not None:
+    elif (
+        # What stands deeper is a frame, or belongs to one.
+        not line.startswith("    ")
+        and (heading := heading_of(line)) is not None
+    ):
         if draft.blocks:
             drafts.append(_Draft(heading=heading))
         else:

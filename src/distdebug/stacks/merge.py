@@ -1,0 +1,359 @@
+"""
+Where are thousands of ranks, on one page?
+
+Stacks are merged from their outermost frames on, so that ranks part where they
+do different things.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+import attrs
+
+from ..ranks import fold_ranks
+from .background import is_background
+from .frames import is_own, normal_frames
+from .model import ProcessStacks, StackFrame, ThreadStack
+
+
+__all__ = ["StackClass", "StackTree", "merge_stacks"]
+
+# A server's replicas serve other requests; stages of a pipeline run other
+# layers.  Neither has to be where its peers are.
+_OTHER_WORK = ("pp",)
+_OTHER_REQUESTS = ("pp", "dp")
+_SERVERS = ("sglang::", "VLLM::")
+
+Frames = tuple[StackFrame, ...]
+
+
+@attrs.frozen(kw_only=True)
+class StackClass:
+    """
+    Processes that do the same.
+
+    Attributes:
+        role: What they do in their job.
+
+        frames: Where they are, innermost first, without what differs from
+            rank to rank.
+
+        members: The processes, as positions in the tree's *processes*.
+
+        ranks: Their ranks, ascending, as far as they are known.
+
+        who: The same for people, such as ``"0-2,4"`` or ``"pid 4711"``.
+    """
+
+    role: str
+    frames: Frames
+    members: tuple[int, ...]
+    ranks: tuple[int, ...]
+    who: str
+
+
+@attrs.frozen(kw_only=True)
+class StackTree:
+    """
+    The stacks of many processes as one tree, in columns.
+
+    A node is a frame that is reached through all frames of the nodes above
+    it.  A node comes after the one above it.
+
+    Attributes:
+        processes: What was merged.
+
+        frames: The frame of each node.
+
+        parents: The node above each node; -1 if there is none.
+
+        members: Which processes passed through each node, as positions in
+            *processes*, ascending.
+
+        own: Whether the frame of each node is a line of the user.
+
+        mains: The node at which each process is; -1 if it has no stack.
+
+        ends: Which stacks end at each node, as positions of processes; a
+            process occurs once per thread.
+    """
+
+    processes: tuple[ProcessStacks, ...]
+    frames: Frames
+    parents: tuple[int, ...]
+    members: tuple[tuple[int, ...], ...]
+    own: tuple[bool, ...]
+    mains: tuple[int, ...]
+    ends: tuple[tuple[int, ...], ...]
+
+    def who(self, members: Iterable[int]) -> str:
+        """
+        Which processes are these, in few words?
+
+        Args:
+            members: Positions in *processes*.
+
+        Returns:
+            Ranks such as ``"0-2,4-7"``, and numbers of processes without one.
+        """
+        known = [self.processes[member] for member in members]
+        ranks = fold_ranks(p.rank for p in known if p.rank is not None)
+        others = fold_ranks(p.pid for p in known if p.rank is None)
+        parts = [ranks, f"pid {others}" if others else ""]
+        return ", ".join(filter(None, parts))
+
+    def stack(self, node: int) -> Frames:
+        """
+        Which frames lead to a node?
+
+        Args:
+            node: Its position.
+
+        Returns:
+            The frames, innermost first.
+        """
+        frames = []
+        while node >= 0:
+            frames.append(self.frames[node])
+            node = self.parents[node]
+        return tuple(frames)
+
+    @property
+    def classes(self) -> tuple[StackClass, ...]:
+        """
+        Who does the same: processes of one role whose main threads are at the
+        same place; the largest class first.
+        """
+        found: dict[tuple[str, int], list[int]] = {}
+        for member, node in enumerate(self.mains):
+            if node >= 0:
+                role = self.processes[member].role
+                found.setdefault((role, node), []).append(member)
+        ordered = sorted(found.items(), key=lambda item: -len(item[1]))
+        return tuple(
+            self._class(role, node, members)
+            for (role, node), members in ordered
+        )
+
+    def outliers(self, *, share: float = 0.2) -> tuple[StackClass, ...]:
+        """
+        Who is not where almost all of its peers are?
+
+        Peers have the same role, and the same stage of a pipeline, as far as
+        that is known; what their peers do is only told if more than half of
+        them do it.
+
+        Args:
+            share: A class is small if it holds at most so much of its peers,
+                or one process.
+
+        Returns:
+            The small classes, the smallest first.
+        """
+        peers: dict[object, dict[int, list[int]]] = {}
+        for member, node in enumerate(self.mains):
+            if node >= 0:
+                key = _peers_of(self.processes[member])
+                peers.setdefault(key, {}).setdefault(node, []).append(member)
+
+        found = []
+        for classes in peers.values():
+            sizes = Counter({n: len(m) for n, m in classes.items()})
+            total = sizes.total()
+            (_, largest), *_ = sizes.most_common(1)
+            small = max(1, share * total) if largest > total / 2 else 0
+            found += [
+                self._class(self.processes[members[0]].role, node, members)
+                for node, members in classes.items()
+                if len(members) <= small and len(members) < largest
+            ]
+        return tuple(sorted(found, key=lambda c: len(c.members)))
+
+    def _class(self, role: str, node: int, members: list[int]) -> StackClass:
+        ranks = {self.processes[member].rank for member in members}
+        return StackClass(
+            role=role,
+            frames=self.stack(node),
+            members=tuple(members),
+            ranks=tuple(sorted(r for r in ranks if r is not None)),
+            who=self.who(members),
+        )
+
+    def to_records(self) -> list[dict[str, Any]]:
+        """
+        One plain dictionary per place at which a stack ends.
+        """
+        return [
+            {
+                "who": self.who(ends),
+                "processes": len(set(ends)),
+                "threads": len(ends),
+                "stack": [str(frame) for frame in self.stack(node)],
+            }
+            for node, ends in enumerate(self.ends)
+            if ends
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """
+        The columns as plain data, for ``json.dumps``.
+        """
+        return {
+            "processes": [
+                {"pid": p.pid, "rank": p.rank, "host": p.host, "role": p.role}
+                for p in self.processes
+            ],
+            "nodes": [
+                {
+                    "name": frame.name,
+                    "filename": frame.filename,
+                    "line": frame.line,
+                    "parent": parent,
+                    "members": self.who(members),
+                    "own": own,
+                }
+                for frame, parent, members, own in zip(
+                    self.frames,
+                    self.parents,
+                    self.members,
+                    self.own,
+                    strict=True,
+                )
+            ],
+        }
+
+    def __str__(self) -> str:
+        from .draw import draw_tree
+
+        return draw_tree(self)
+
+
+def _peers_of(process: ProcessStacks) -> object:
+    is_server = process.command.startswith(_SERVERS)
+    other = _OTHER_REQUESTS if is_server else _OTHER_WORK
+    places = [(n, at) for n, at in process.coordinates if n in other]
+    return process.role, tuple(sorted(places))
+
+
+def merge_stacks(
+    stacks: Iterable[ProcessStacks],
+    *,
+    threads: Literal["main", "all"] = "main",
+    background: bool = False,
+) -> StackTree:
+    """
+    Where are all these processes?
+
+    Args:
+        stacks: Processes, of one job.
+
+        threads: Whether to merge only the main thread of each process.
+
+        background: Whether to merge threads that only wait for work, too, if
+            all threads are merged.
+
+    Returns:
+        One tree, with frames as they look on every rank.
+    """
+    processes = tuple(stacks)
+    trunk = _Trunk()
+    mains = [-1] * len(processes)
+    for member, process in enumerate(processes):
+        main = process.main_thread
+        if threads == "main":
+            chosen: Iterable[ThreadStack] = () if main is None else (main,)
+        else:
+            chosen = process.threads
+        for thread in chosen:
+            node = trunk.node_of(thread, background=background)
+            if node >= 0:
+                trunk.ends[node].append(member)
+                if thread is main:
+                    mains[member] = node
+    return trunk.tree(processes, tuple(mains))
+
+
+class _Trunk:
+    """
+    A tree that grows.
+    """
+
+    def __init__(self) -> None:
+        self.frames: list[StackFrame] = []
+        self.parents: list[int] = []
+        self.own: list[bool] = []
+        self.ends: list[list[int]] = []
+        self._below: dict[tuple[int, StackFrame], int] = {}
+        self._known: dict[Frames, int] = {}
+        self._seen: dict[tuple[object, ...], int] = {}
+
+    def node_of(self, thread: ThreadStack, *, background: bool) -> int:
+        """
+        The node at which a thread is; -1 if it is left out.
+        """
+        frames = thread.frames or thread.native
+        # Frames that are equal are the same object almost always; to compare
+        # places in memory is faster than to compare frames.
+        key = (thread.is_main, thread.name, *map(id, frames))
+        node = self._seen.get(key)
+        if node is None:
+            left_out = not frames or (not background and is_background(thread))
+            node = -1 if left_out else self._grow(frames)
+            self._seen[key] = node
+        return node
+
+    def _grow(self, frames: Frames) -> int:
+        if (known := self._known.get(frames)) is not None:
+            return known
+
+        own = {normal_frames((f,))[0]: is_own(f) for f in frames}
+        node = -1
+        for frame in reversed(normal_frames(frames)):
+            below = self._below.get((node, frame))
+            if below is None:
+                below = len(self.frames)
+                self._below[node, frame] = below
+                self.frames.append(frame)
+                self.parents.append(node)
+                self.own.append(own.get(frame, False))
+                self.ends.append([])
+            node = below
+        self._known[frames] = node
+        return node
+
+    def tree(
+        self, processes: tuple[ProcessStacks, ...], mains: tuple[int, ...]
+    ) -> StackTree:
+        """
+        The tree, grown up.
+        """
+        return StackTree(
+            processes=processes,
+            frames=tuple(self.frames),
+            parents=tuple(self.parents),
+            members=tuple(self._members()),
+            own=tuple(self.own),
+            mains=mains,
+            ends=tuple(map(tuple, self.ends)),
+        )
+
+    def _members(self) -> Iterator[tuple[int, ...]]:
+        above: list[list[tuple[int, ...]]] = [[] for _ in self.frames]
+        found: list[tuple[int, ...]] = [()] * len(self.frames)
+        for node in range(len(self.frames) - 1, -1, -1):
+            parts = above[node]
+            if self.ends[node]:
+                parts.append(tuple(self.ends[node]))
+            # Most nodes have one node below, and the same members.
+            if len(parts) == 1 and not self.ends[node]:
+                found[node] = parts[0]
+            else:
+                found[node] = tuple(
+                    sorted({m for part in parts for m in part})
+                )
+            if self.parents[node] >= 0:
+                above[self.parents[node]].append(found[node])
+        yield from found
