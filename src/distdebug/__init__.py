@@ -13,7 +13,10 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from .capture.model import Capture
+    from .capture.node import capture_node, capture_process
     from .diagnosis import diagnose
+    from .diagnosis.preflight import preflight
     from .errors import (
         CaptureError,
         DistdebugError,
@@ -37,10 +40,16 @@ if TYPE_CHECKING:
     )
     from .flight_recorder.read import read_dumps
     from .flight_recorder.request import request_dumps
+    from .processes.find import find_workers
+    from .processes.model import Worker
     from .ranks import Mesh, RankSelection, fold_ranks, parse_ranks
+    from .stacks.explain import explain_stacks
+    from .stacks.merge import merge_stacks
+    from .stacks.parse import read_stacks
 
 
 __all__ = [
+    "Capture",
     "CaptureError",
     "Cause",
     "Diagnosis",
@@ -60,19 +69,28 @@ __all__ = [
     "RecorderError",
     "RecorderSettings",
     "TooLateError",
+    "Worker",
     "analyze_dumps",
+    "capture_node",
+    "capture_process",
     "diagnose",
     "dump_flight_recorder",
     "enable_flight_recorder",
+    "explain_stacks",
+    "find_workers",
     "fold_ranks",
+    "merge_stacks",
     "parse_ranks",
+    "preflight",
     "read_dumps",
+    "read_stacks",
     "request_dumps",
 ]
 
 # No module may bear a public name: importing it would bind the module, and
 # not what the name stands for, as an attribute of this package.
 _HOME = {
+    "Capture": "capture.model",
     "CaptureError": "errors",
     "Cause": "findings",
     "Diagnosis": "findings",
@@ -92,13 +110,21 @@ _HOME = {
     "RecorderError": "errors",
     "RecorderSettings": "flight_recorder.enable",
     "TooLateError": "errors",
+    "Worker": "processes.model",
     "analyze_dumps": "flight_recorder.analysis.analyze",
+    "capture_node": "capture.node",
+    "capture_process": "capture.node",
     "diagnose": "diagnosis",
     "dump_flight_recorder": "flight_recorder.dump",
     "enable_flight_recorder": "flight_recorder.enable",
+    "explain_stacks": "stacks.explain",
+    "find_workers": "processes.find",
     "fold_ranks": "ranks",
+    "merge_stacks": "stacks.merge",
     "parse_ranks": "ranks",
+    "preflight": "diagnosis.preflight",
     "read_dumps": "flight_recorder.read",
+    "read_stacks": "stacks.parse",
     "request_dumps": "flight_recorder.request",
 }
 

@@ -1,5 +1,5 @@
 """
-Capturing processes, with a stand-in for py-spy.
+Asking py-spy, with a stand-in for it.
 """
 
 from __future__ import annotations
@@ -8,13 +8,12 @@ import os
 import subprocess
 import sys
 
-import psutil
 import pytest
 
 from distdebug.capture import pyspy
-from distdebug.capture.pyspy import capture_process, capture_processes
-from distdebug.errors import CaptureError
-from distdebug.stacks.parse import read_stacks
+from distdebug.capture.model import CaptureStatus
+from distdebug.capture.pyspy import dump_python
+from distdebug.processes.state import read_state
 
 
 ANSWER = """\
@@ -37,134 +36,89 @@ def tool(tmp_path, monkeypatch):
         path.write_text(f"#!{sys.executable} -S\n{code}")
         path.chmod(0o755)
         monkeypatch.setattr(pyspy, "find_tool", lambda _: str(path))
+        return path
 
     return write
 
 
-@pytest.fixture
-def sleeper():
+def dump(pid=None, *, timeout_s=20.0):
     """
-    A rank that does nothing.
+    Look at a process, this one by default.
     """
-    code = "import time; print(flush=True); time.sleep(600)"
-    process = subprocess.Popen(
-        [sys.executable, "-S", "-c", code],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "RANK": "3"},
-    )
-    with process:
-        process.stdout.readline()
-        yield process
-        process.kill()
+    pid = os.getpid() if pid is None else pid
+    return dump_python(pid, read_state(pid), timeout_s=timeout_s)
 
 
-class TestCaptureProcess:
-    def test_identity(self, tool, sleeper):
+class TestDumpPython:
+    def test_threads(self, tool):
         """
-        Rank, command, and parent are added to what py-spy says.
+        What py-spy saw are threads.
         """
         tool(ANSWER)
 
-        got = capture_process(sleeper.pid)
+        threads, attempt = dump()
 
-        assert (sleeper.pid, 3, os.getpid(), "py-spy") == (
-            got.pid,
-            got.rank,
-            got.parent_pid,
-            got.source,
+        assert [("MainThread", "f")] == [
+            (t.name, t.frames[0].name) for t in threads
+        ]
+        assert ("py-spy", CaptureStatus.OK) == (attempt.tool, attempt.status)
+        assert attempt.seconds > 0
+
+    def test_nobody_is_stopped(self, tool, tmp_path):
+        """
+        py-spy is told not to stop the process.
+        """
+        log = tmp_path / "log"
+        tool(
+            f"import sys; open({str(log)!r}, 'w').write(' '.join(sys.argv))\n"
+            + ANSWER
         )
-        assert "time.sleep(600)" in got.command
-        assert "f" == got.main_thread.frames[0].name
 
-    def test_child_of_rank(self, tool, sleeper, monkeypatch):
-        """
-        A child that inherits the number of its rank is not that rank.
-        """
-        tool(ANSWER)
-        monkeypatch.setattr(pyspy, "_rank", lambda _: 3)
+        dump()
 
-        assert capture_process(sleeper.pid).rank is None
+        assert "dump --json --nonblocking" in log.read_text()
 
     @pytest.mark.parametrize(
-        ("code", "message", "remedy"),
+        ("code", "status", "detail"),
         [
             (
-                "sys.exit('Error: Permission Denied: Try sudo')",
-                "no permission",
-                "SYS_PTRACE",
-            ),
-            (
-                "sys.exit('EPERM: Operation not permitted')",
-                "no permission",
-                "ptrace_scope",
-            ),
-            (
                 "sys.exit('Failed to find python version from target')",
-                "not a Python process",
-                "runs Python",
+                # This process is one of Python, whatever py-spy says.
+                CaptureStatus.UNSUPPORTED_PYTHON,
+                "python version",
             ),
-            ("sys.exit('what?\\nStack backtrace:\\n0: x')", "what\\?$", None),
-            ("print('[')", "something unexpected", None),
+            (
+                "sys.exit('what?\\nStack backtrace:\\n0: x')",
+                CaptureStatus.TOOL_FAILED,
+                "what",
+            ),
+            ("print('[')", CaptureStatus.TOOL_FAILED, "unexpected"),
+            ("print('')", CaptureStatus.TOOL_FAILED, "unexpected"),
         ],
     )
-    def test_failures(self, tool, code, message, remedy):
+    def test_failures(self, tool, code, status, detail):
         """
-        Each way to fail is told, with what to do about it.
+        Each way to fail is told.
         """
         tool(f"import sys; {code}")
 
-        with pytest.raises(CaptureError, match=message) as caught:
-            capture_process(os.getpid())
+        threads, attempt = dump()
 
-        assert (remedy or "") in (caught.value.remedy or "")
+        assert () == threads
+        assert status is attempt.status
+        assert detail in attempt.detail
 
     def test_ended(self, tool):
         """
         A process that has ended is told so, whatever py-spy says.
         """
         tool("import sys; sys.exit('Permission denied (os error 13)')")
-        zombie = subprocess.Popen([sys.executable, "-S", "-c", ""])
-        psutil_zombie = psutil.Process(zombie.pid)
-        while psutil_zombie.status() != psutil.STATUS_ZOMBIE:
-            pass
+        ended = subprocess.Popen([sys.executable, "-S", "-c", ""])
+        ended.wait()
 
-        with pytest.raises(CaptureError, match="has ended"):
-            capture_process(zombie.pid)
+        threads, attempt = dump(ended.pid)
 
-        zombie.wait()
-
-        with pytest.raises(CaptureError, match="has ended"):
-            capture_process(zombie.pid)
-
-    def test_ends_meanwhile(self, monkeypatch):
-        """
-        A process may end between two looks at it.
-        """
-
-        def gone(pid):
-            raise psutil.NoSuchProcess(pid)
-
-        monkeypatch.setattr(psutil, "Process", gone)
-
-        assert pyspy._is_zombie(1)
-        assert pyspy._process(1) is None
-        assert pyspy._rank(None) is None
-
-    def test_identity_is_refused(self, tool, sleeper, monkeypatch):
-        """
-        Where the system tells nothing about a process, the stacks remain.
-        """
-
-        def refuse(self):
-            raise psutil.AccessDenied(self.pid)
-
-        tool(ANSWER)
-        monkeypatch.setattr(psutil.Process, "cmdline", refuse)
-        monkeypatch.setattr(psutil.Process, "environ", refuse)
-
-        got = capture_process(sleeper.pid)
-
-        assert ("", None) == (got.command, got.rank)
+        assert ((), CaptureStatus.EXITED) == (threads, attempt.status)
 
     def test_slow(self, tool):
         """
@@ -172,8 +126,10 @@ class TestCaptureProcess:
         """
         tool("import time; time.sleep(600)")
 
-        with pytest.raises(CaptureError, match=r"within 0\.5 s"):
-            capture_process(os.getpid(), timeout_s=0.5)
+        _, attempt = dump(timeout_s=0.5)
+
+        assert CaptureStatus.TIMED_OUT is attempt.status
+        assert attempt.seconds < 60
 
     def test_once_more(self, tool, tmp_path):
         """
@@ -185,7 +141,21 @@ class TestCaptureProcess:
             f"    open({str(flag)!r}, 'w'); sys.exit('changed')\n" + ANSWER
         )
 
-        assert os.getpid() == capture_process(os.getpid()).pid
+        threads, attempt = dump()
+
+        assert 1 == len(threads)
+        assert CaptureStatus.OK is attempt.status
+
+    def test_never(self, tool, tmp_path):
+        """
+        It is not tried for ever.
+        """
+        log = tmp_path / "log"
+        tool(f"import sys; open({str(log)!r}, 'a').write('.'); sys.exit('no')")
+
+        dump()
+
+        assert "..." == log.read_text()
 
     def test_no_tool(self, monkeypatch):
         """
@@ -193,84 +163,20 @@ class TestCaptureProcess:
         """
         monkeypatch.setattr(pyspy, "find_tool", lambda _: None)
 
-        with pytest.raises(CaptureError) as caught:
-            capture_process(1)
+        _, attempt = dump()
 
-        assert "pip install py-spy" == caught.value.remedy
+        assert (CaptureStatus.TOOL_MISSING, "pip install py-spy") == (
+            attempt.status,
+            attempt.remedy,
+        )
 
-    def test_broken_tool(self, tool, tmp_path):
+    def test_broken_tool(self, tool):
         """
         A tool that cannot be started is told.
         """
-        tool(ANSWER)
-        (tmp_path / "py-spy").write_text("#!/none\n")
+        tool(ANSWER).write_text("#!/none\n")
 
-        with pytest.raises(CaptureError, match="cannot be run"):
-            capture_process(1)
+        _, attempt = dump()
 
-
-class TestCaptureProcesses:
-    def test_one_fails(self, tool, sleeper):
-        """
-        A process that cannot be captured does not lose the others.
-        """
-        tool(
-            "import sys\nif sys.argv[-1] == '999999999': sys.exit('no')\n"
-            + ANSWER
-        )
-
-        got = capture_processes([999999999, sleeper.pid, sleeper.pid])
-
-        assert [sleeper.pid] == [p.pid for p in got.stacks]
-        ((what, source),) = [(m.what, m.source) for m in got.missing]
-        assert ("stack", "pid 999999999") == (what, source)
-        assert "has ended (try: " in got.missing[0].reason
-        assert () == got.files
-
-    def test_files(self, tool, sleeper, tmp_path):
-        """
-        Files can be read again, and say the same.
-        """
-        tool(ANSWER)
-        folder = tmp_path / "new" / "stacks"
-
-        got = capture_processes([sleeper.pid], folder)
-
-        (process,) = got.stacks
-        stem = f"pyspy_{process.host}_{process.pid}"
-        assert [f"{stem}.json", f"{stem}.txt"] == [f.name for f in got.files]
-        assert sorted(got.files) == sorted(folder.iterdir())
-        (again,) = read_stacks(folder)
-        assert process.threads == again.threads
-        assert (process.host, process.rank, process.command) == (
-            again.host,
-            again.rank,
-            again.command,
-        )
-
-    def test_cannot_write(self, tool, sleeper, tmp_path):
-        """
-        What cannot be written is told, and not lost.
-        """
-        tool(ANSWER)
-        (tmp_path / "file").touch()
-
-        got = capture_processes([sleeper.pid], tmp_path / "file")
-
-        assert 1 == len(got.stacks)
-        assert "not written" in got.missing[0].reason
-
-    def test_half_written(self, tmp_path, monkeypatch):
-        """
-        A file is there whole, or not at all.
-        """
-
-        def fail(*_):
-            raise OSError
-
-        monkeypatch.setattr("pathlib.Path.replace", fail)
-
-        with pytest.raises(OSError):
-            pyspy._write_whole(tmp_path / "a", "text")
-
-        assert [] == list(tmp_path.iterdir())
+        assert CaptureStatus.TOOL_FAILED is attempt.status
+        assert "cannot be run" in attempt.detail

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 
 from distdebug.__main__ import main
-from distdebug.capture.pyspy import Captured
+from distdebug.capture.model import Capture
 from distdebug.cli import demo as command
 from distdebug.demo import SCENARIOS, Scenario, play, play_demo
 from distdebug.errors import DistdebugError, MissingDependencyError
@@ -52,9 +52,9 @@ def stage(monkeypatch):
             DumpRequest(1, "silent", dumps / "1"),
         )
 
-    def capture(pids, folder):
+    def capture(folder, pids, **_):
         missing = Missing(what="stack", reason="no", source=f"pid {pids[0]}")
-        return Captured(stacks=(), missing=(missing,))
+        return Capture(host="n1", processes=(), missing=(missing,))
 
     def diagnose(path):
         log.diagnosed.append(path)
@@ -64,7 +64,7 @@ def stage(monkeypatch):
     monkeypatch.setattr(play, "start_job", start)
     monkeypatch.setattr(play, "watch_job", lambda *_, **__: log.outcome)
     monkeypatch.setattr(play, "request_dumps", request)
-    monkeypatch.setattr(play, "capture_processes", capture)
+    monkeypatch.setattr(play, "capture_node", capture)
     monkeypatch.setattr(play, "diagnose", diagnose)
     return log
 

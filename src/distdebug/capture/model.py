@@ -104,6 +104,20 @@ class ProcessCapture:
     attempts: tuple[Attempt, ...] = ()
     cuda_text: str = ""
 
+    def missing(self, reason: str) -> Missing:
+        """
+        Say that something about this process could not be seen or kept.
+
+        Args:
+            reason: Why.
+        """
+        return Missing(
+            what="stack",
+            reason=reason,
+            rank=self.worker.rank,
+            source=f"pid {self.worker.pid}",
+        )
+
 
 @attrs.frozen(kw_only=True)
 class Capture:
@@ -145,8 +159,43 @@ class Capture:
 
         return explain_stacks(self.stacks)
 
+    def to_dict(self) -> dict[str, Any]:
+        """
+        Plain data in the layout of the command line's ``--json``.
+        """
+        return {
+            "host": self.host,
+            "seconds": self.seconds,
+            "workers": self.to_records(),
+            "findings": [f.to_dict() for f in self.findings],
+            "missing": [attrs.asdict(m) for m in self.missing],
+            "files": [str(path) for path in self.files],
+        }
+
     def to_records(self) -> list[dict[str, Any]]:
         """
         One plain dictionary per process, for a data frame.
         """
-        return [attrs.asdict(p, recurse=True) for p in self.processes]
+        return [_record(process) for process in self.processes]
+
+    def __str__(self) -> str:
+        from .text import capture_text
+
+        return capture_text(self)
+
+    def _repr_pretty_(self, p: Any, cycle: bool) -> None:  # noqa: FBT001
+        p.text("..." if cycle else str(self))
+
+
+def _record(process: ProcessCapture) -> dict[str, Any]:
+    return {
+        **attrs.asdict(process.worker),
+        "coordinates": dict(process.worker.coordinates),
+        "state": process.stacks.state,
+        "status": process.status.value,
+        "remedy": process.remedy or None,
+        "attempts": [
+            {**attrs.asdict(a), "status": a.status.value}
+            for a in process.attempts
+        ],
+    }

@@ -7,12 +7,12 @@ from __future__ import annotations
 import argparse
 import sys
 
-from . import analyze, demo, diagnose, dump, env
+from . import analyze, demo, diagnose, dump, env, preflight, stacks
 
 
 __all__ = ["build_parser"]
 
-_COMMANDS = (demo, diagnose, analyze, dump, env)
+_COMMANDS = (demo, diagnose, analyze, stacks, dump, env, preflight)
 
 _DESCRIPTION = """\
 Which rank of a distributed PyTorch job is stuck, in which collective, at
@@ -22,6 +22,9 @@ which line, and why?
 _EPILOG = """\
 New here?  Watch a real job hang and be diagnosed:
   {prog} demo
+
+A job that hangs right now, prepared or not:
+  {prog} stacks
 
 A job of yours, from recording to diagnosis:
   eval "$({prog} env --dump-dir dumps)"    before it is started

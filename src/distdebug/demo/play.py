@@ -13,7 +13,7 @@ from pathlib import Path
 
 import attrs
 
-from ..capture.pyspy import capture_processes
+from ..capture.node import capture_node
 from ..diagnosis import diagnose
 from ..errors import DistdebugError, MissingDependencyError
 from ..findings import Diagnosis
@@ -141,8 +141,9 @@ def _collect(
     done = sum(row.status == "dumped" for row in rows)
     tell(f"{done} of {len(rows)} ranks wrote a dump")
     pids = [process.pid for process in job.processes()]
-    captured = capture_processes(pids, stacks)
-    tell(f"{len(captured.stacks)} of {len(pids)} stacks captured")
+    captured = capture_node(stacks, pids=pids, interval_s=0.5)
+    done = len(pids) - len(captured.missing)
+    tell(f"{done} of {len(pids)} stacks captured")
     if captured.missing:
         # One is told; the reason is mostly the same for all.
         first = captured.missing[0]

@@ -1,0 +1,98 @@
+"""
+How is a capture kept, for people and for programs?
+
+The names of the files are those that users of SGLang know.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import tempfile
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import attrs
+
+from ..stacks.write import stacks_to_json, stacks_to_text
+from .model import Capture, ProcessCapture
+
+
+__all__ = ["write_capture"]
+
+
+def write_capture(capture: Capture, output_dir: Path) -> Capture:
+    """
+    Write what was seen, each file whole or not at all.
+
+    In ``OUTPUT_DIR/HOST/`` there is ``pyspy_HOST_PID.txt`` and ``.json`` for
+    each process, ``cudagdb_HOST_PID.txt`` for each that cuda-gdb looked at,
+    and ``workers.json`` about all of them.  If that folder is there already,
+    ``HOST.2`` is written, and so on.
+
+    Args:
+        capture: What was seen.
+
+        output_dir: The folder for all nodes; it is made if necessary.
+
+    Returns:
+        The capture with its files.
+
+    Raises:
+        OSError: The folder cannot be made, or not even the list of workers
+            written.  That a single process cannot be written is told in
+            ``missing``.
+    """
+    folder = _new_folder(output_dir, capture.host)
+    files: list[Path] = []
+    missing = list(capture.missing)
+    for process in capture.processes:
+        try:
+            files += _write_process(process, folder, capture.host)
+        except OSError as exc:
+            missing.append(process.missing(f"not written: {exc.strerror}"))
+    table = json.dumps(capture.to_records(), indent=1)
+    files.append(_write_whole(folder / "workers.json", table))
+    return attrs.evolve(capture, files=tuple(files), missing=tuple(missing))
+
+
+def _new_folder(output_dir: Path, host: str) -> Path:
+    output_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        name = host if number == 1 else f"{host}.{number}"
+        try:
+            (output_dir / name).mkdir(mode=0o700)
+        except FileExistsError:
+            continue
+        return output_dir / name
+
+    raise AssertionError  # the numbers never end
+
+
+def _write_process(
+    process: ProcessCapture, folder: Path, host: str
+) -> Iterator[Path]:
+    name = f"{host}_{process.worker.pid}"
+    yield _write_whole(
+        folder / f"pyspy_{name}.json", stacks_to_json(process.stacks)
+    )
+    yield _write_whole(
+        folder / f"pyspy_{name}.txt", stacks_to_text(process.stacks)
+    )
+    if process.cuda_text:
+        yield _write_whole(folder / f"cudagdb_{name}.txt", process.cuda_text)
+
+
+def _write_whole(path: Path, text: str) -> Path:
+    fd, name = tempfile.mkstemp(dir=path.parent, prefix=".distdebug-")
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(text.encode("utf-8", "replace"))
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+    return path

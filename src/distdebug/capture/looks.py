@@ -1,0 +1,207 @@
+"""
+What is one process doing, and is it the same as a moment ago?
+
+Nothing here stops a process: py-spy reads its memory while it runs, and the
+kernel tells the rest to anybody.
+"""
+
+from __future__ import annotations
+
+import time
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+
+import attrs
+
+from ..processes.idle import idle_seconds
+from ..processes.model import ProcessState, Worker
+from ..processes.state import read_state
+from ..processes.threads import ThreadFacts, read_system_call, read_threads
+from ..stacks.model import (
+    ProcessStacks,
+    SystemCall,
+    ThreadActivity,
+    ThreadStack,
+)
+from .model import Attempt, CaptureStatus
+from .pyspy import dump_python
+
+
+__all__ = ["Look", "describe_process", "no_look", "take_look"]
+
+# Every thread costs a few readings of small files.
+_MOST_THREADS = 4096
+
+
+@attrs.frozen(kw_only=True)
+class Look:
+    """
+    What was seen of one process at one moment.
+
+    Attributes:
+        when: By the monotonic clock, in seconds.
+
+        state: What the kernel told; ``None`` if the process is gone.
+
+        facts: What the kernel told of every thread.
+
+        threads: What py-spy saw.
+
+        attempt: How that went.
+    """
+
+    when: float
+    state: ProcessState | None
+    facts: Mapping[int, ThreadFacts]
+    threads: tuple[ThreadStack, ...]
+    attempt: Attempt
+
+
+def take_look(worker: Worker, *, timeout_s: float) -> Look:
+    """
+    Look at a process once.
+
+    Args:
+        worker: The process.
+
+        timeout_s: How long it may take, in seconds.
+    """
+    when = time.monotonic()
+    state = read_state(worker.pid)
+    if state is not None and state.start_ticks != worker.start_ticks:
+        state = None
+    if state is None or state.letter in "ZX":
+        is_zombie = state is not None and state.letter == "Z"
+        status = CaptureStatus.ZOMBIE if is_zombie else CaptureStatus.EXITED
+        gone = Attempt(tool="proc", status=status)
+        return Look(when=when, state=state, facts={}, threads=(), attempt=gone)
+
+    # Before py-spy, so that a second look tells what happened between.
+    facts = read_threads(worker.pid)
+    threads, attempt = dump_python(worker.pid, state, timeout_s=timeout_s)
+    return Look(
+        when=when, state=state, facts=facts, threads=threads, attempt=attempt
+    )
+
+
+def no_look() -> Look:
+    """
+    Tell that even the kernel did not answer in time.
+    """
+    return Look(
+        when=time.monotonic(),
+        state=None,
+        facts={},
+        threads=(),
+        attempt=Attempt(
+            tool="proc",
+            status=CaptureStatus.TIMED_OUT,
+            detail="the kernel did not answer about this process",
+            remedy="look at it with: ps -o pid,stat,wchan:32,cmd -p PID; a "
+            "file system or a driver does not answer",
+        ),
+    )
+
+
+def describe_process(
+    worker: Worker, looks: Sequence[Look], *, host: str
+) -> ProcessStacks:
+    """
+    Put together what several looks at a process tell.
+
+    Args:
+        worker: The process.
+
+        looks: At least one, in the order of time.
+
+        host: Name of this node.
+
+    Returns:
+        The last stacks that were seen, and what became of each thread.
+    """
+    state, letter = looks[-1].state, _letter(looks[-1])
+    # One that ended meanwhile, or could not be read this time, keeps what was
+    # seen of it.
+    while len(looks) > 1 and not looks[-1].threads:
+        looks = looks[:-1]
+    return ProcessStacks(
+        pid=worker.pid,
+        source=looks[-1].attempt.tool,
+        threads=tuple(_threads(worker.pid, looks)),
+        rank=worker.rank,
+        world_size=worker.world_size,
+        coordinates=worker.coordinates,
+        role=worker.role,
+        host=host,
+        command=worker.title,
+        parent_pid=worker.parent_pid,
+        state=letter,
+        tracer_pid=(state.tracer_pid if state else 0) or None,
+        taken=time.time(),
+    )
+
+
+def _letter(look: Look) -> str:
+    if look.state is not None:
+        return look.state.letter
+
+    # That nobody answered does not mean that it is gone.
+    return "" if look.attempt.status is CaptureStatus.TIMED_OUT else "X"
+
+
+def _threads(pid: int, looks: Sequence[Look]) -> Iterable[ThreadStack]:
+    last = looks[-1]
+    seen = [{_number(pid, t): t for t in look.threads} for look in looks]
+    # A thread that is not of Python has no stack, but it too works or waits.
+    for number in (*seen[-1], *(t for t in last.facts if t not in seen[-1])):
+        facts = last.facts.get(number)
+        thread = seen[-1].get(number) or ThreadStack(
+            name=facts.name if facts else "", frames=()
+        )
+        yield attrs.evolve(
+            thread,
+            thread_id=number,
+            is_main=number == pid,
+            state=facts.state if facts else "",
+            system_call=_system_call(pid, number),
+            idle_s=idle_seconds(pid, number),
+            activity=_activity(number, looks, [s.get(number) for s in seen]),
+        )
+
+
+def _number(pid: int, thread: ThreadStack) -> int:
+    # Before Python 3.11 py-spy may not know the number in the system.
+    if thread.is_main or thread.thread_id is None:
+        return pid
+
+    return thread.thread_id
+
+
+def _system_call(pid: int, tid: int) -> SystemCall | None:
+    found = read_system_call(pid, tid)
+    return SystemCall(name=found[0], target=found[1]) if found else None
+
+
+def _activity(
+    number: int, looks: Sequence[Look], seen: Sequence[ThreadStack | None]
+) -> ThreadActivity | None:
+    first, last = looks[0], looks[-1]
+    before, after = first.facts.get(number), last.facts.get(number)
+    if before is None or after is None or first is last:
+        return None
+
+    stacks = [t.frames for t in seen if t is not None]
+    functions = [[(f.name, f.filename) for f in frames] for frames in stacks]
+    return ThreadActivity(
+        seconds=last.when - first.when,
+        voluntary=after.voluntary - before.voluntary,
+        involuntary=after.involuntary - before.involuntary,
+        cpu_s=after.cpu_s - before.cpu_s,
+        has_moved=_differ(stacks),
+        has_left=_differ(functions),
+    )
+
+
+def _differ(seen: Sequence[object]) -> bool | None:
+    return any(a != b for a, b in pairwise(seen)) if len(seen) > 1 else None

@@ -1,0 +1,107 @@
+"""
+How is a capture shown on a terminal?
+
+The verdict comes first, then the stacks of everybody as one tree, then what
+could not be seen.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from .._text import clean, text_table
+from ..findings.text import finding_lines, missing_lines
+from ..location import user_location
+from ..ranks import fold_ranks
+from ..stacks.merge import merge_stacks
+from .model import Capture, CaptureStatus, ProcessCapture
+
+
+__all__ = ["capture_text"]
+
+_MOST_ROWS = 32
+_MOST_FINDINGS = 3
+
+
+def capture_text(capture: Capture) -> str:
+    """
+    Write a capture as text: verdict, merged stacks, processes, what is missing.
+
+    Args:
+        capture: The capture.
+    """
+    parts = [
+        _headline(capture),
+        *(
+            "\n".join(finding_lines(f))
+            for f in capture.findings[:_MOST_FINDINGS]
+        ),
+        str(merge_stacks(capture.stacks)),
+        _table(capture),
+        "\n".join(_pauses(capture)),
+        "\n".join(missing_lines(capture.missing)),
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def _headline(capture: Capture) -> str:
+    ranks = [
+        p.worker.rank for p in capture.processes if p.worker.rank is not None
+    ]
+    kinds = Counter(p.worker.framework or "?" for p in capture.processes)
+    names = ", ".join(f"{n} of {name}" for name, n in kinds.most_common())
+    whose = f"; ranks {fold_ranks(ranks)}" if ranks else ""
+    watched = (
+        f", watched for {capture.seconds:.1f} s"
+        if capture.seconds > 0.5
+        else ""
+    )
+    number = len(capture.processes)
+    noun = "process" if number == 1 else "processes"
+    return f"{clean(capture.host)}: {number} {noun} ({names}{whose}){watched}"
+
+
+def _table(capture: Capture) -> str:
+    shown = capture.processes[:_MOST_ROWS]
+    table = text_table(
+        ("rank", "pid", "role", "state", "status", "at"), map(_row, shown)
+    )
+    hidden = len(capture.processes) - len(shown)
+    return f"{table}\n… and {hidden} more processes" if hidden else table
+
+
+def _row(process: ProcessCapture) -> tuple[object, ...]:
+    worker, stacks = process.worker, process.stacks
+    main = stacks.main_thread
+    where = user_location(main.frames) if main else None
+    return (
+        "-" if worker.rank is None else worker.rank,
+        worker.pid,
+        worker.role,
+        stacks.state,
+        process.status,
+        where.brief if where else "-",
+    )
+
+
+def _pauses(capture: Capture) -> Iterable[str]:
+    """
+    Say who was stopped by our tools, and for how long.
+    """
+    tried = [(p, a) for p in capture.processes for a in p.attempts]
+    paused = [a.paused_s for _, a in tried if a.paused_s > 0]
+    if paused:
+        yield (
+            f"stopped for a moment: {len(paused)} times, "
+            f"{max(paused):.1f} s at most"
+        )
+    for process, attempt in tried:
+        if attempt.resumed:
+            yield (
+                f"{attempt.tool} left pid {process.worker.pid} stopped; "
+                "it was told to go on (SIGCONT)"
+            )
+        if attempt.tool != "py-spy" and attempt.status != CaptureStatus.OK:
+            detail = attempt.detail or attempt.status
+            yield clean(f"{attempt.tool}, pid {process.worker.pid}: {detail}")

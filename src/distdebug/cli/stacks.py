@@ -1,0 +1,239 @@
+"""
+``stacks``: what is every worker doing right now?
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from .options import Commands, add_command, positive_seconds
+from .output import LiveLine, print_json
+
+
+if TYPE_CHECKING:
+    from ..capture.model import Capture
+    from ..capture.node import Native
+    from ..findings import Finding
+    from ..stacks.model import ProcessStacks
+
+
+__all__ = ["add_parser", "run"]
+
+_TEXT = """
+Find the workers of this node, look at the stacks of all of them several times,
+and say what they wait for.  Nobody is stopped, unless --native or --cuda is
+given.  With files (or folders), say what the stacks in them tell: of py-spy,
+gdb, cuda-gdb, pystack, faulthandler, also within a log.
+
+Workers of torchrun, SGLang, vLLM, Ray, Slurm, Megatron, DeepSpeed, Accelerate
+and multiprocessing are found by themselves.
+
+Example:
+  {prog} stacks
+  {prog} stacks --pattern 'my_trainer\\.py' --output-dir stacks
+  {prog} stacks --pid 4711 --native
+  {prog} stacks --repeat 5
+  {prog} stacks stacks/ job.log
+
+Exit status: 0 all is well; 1 something was found; 2 could not look.
+"""
+
+# The third tells whether a change between the first two was the last one.
+_LOOKS = 3
+_MOST_FINDINGS = 3
+_FINE = {"healthy", "progressing", "idle", "event_loop_idle"}
+_CLEAR = "\x1b[2J\x1b[H"
+
+
+def add_parser(commands: Commands) -> None:
+    """
+    Add the command.
+    """
+    parser = add_command(
+        commands,
+        "stacks",
+        run,
+        help="what is every worker doing right now?",
+        text=_TEXT,
+    )
+    parser.add_argument(
+        "files",
+        nargs="*",
+        metavar="FILE",
+        help="read stacks from here; by default running processes are looked at",
+    )
+    who = parser.add_argument_group("which processes")
+    who.add_argument(
+        "--pid",
+        action="append",
+        type=int,
+        metavar="PID",
+        help="this process; may be given several times",
+    )
+    who.add_argument(
+        "--pattern",
+        action="append",
+        metavar="REGEX",
+        help="processes with this in their command line; may be given several "
+        "times",
+    )
+    _add_look_options(parser)
+    parser.add_argument(
+        "--json", action="store_true", help="print everything as JSON"
+    )
+
+
+def _add_look_options(parser: argparse.ArgumentParser) -> None:
+    how = parser.add_argument_group("how to look")
+    how.add_argument(
+        "--seconds",
+        type=positive_seconds,
+        default=2.0,
+        metavar="S",
+        help="watch for so long who moves and who does not "
+        "(default: %(default)g)",
+    )
+    how.add_argument(
+        "--repeat",
+        type=positive_seconds,
+        metavar="S",
+        help="look again every S seconds, until Ctrl-C",
+    )
+    how.add_argument(
+        "--native",
+        action="store_true",
+        help="native stacks too, of one process of each class and of all "
+        "outliers; stops each for up to a few seconds",
+    )
+    how.add_argument(
+        "--all-native",
+        action="store_true",
+        help="native stacks of every process",
+    )
+    how.add_argument(
+        "--cuda",
+        action="store_true",
+        help="GPU kernels and native stacks of every process by cuda-gdb; "
+        "stops each for seconds",
+    )
+    how.add_argument(
+        "--timeout",
+        type=positive_seconds,
+        default=180.0,
+        metavar="S",
+        help="be done after so many seconds, whatever happens "
+        "(default: %(default)g)",
+    )
+    how.add_argument(
+        "--output-dir",
+        metavar="DIR",
+        help="also write DIR/HOST/pyspy_HOST_PID.txt and so on",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """
+    Print what the workers do; 1 if anything is wrong.
+    """
+    if args.files:
+        return _explain_files(args)
+    if args.repeat is None:
+        return _explain_node(args)
+
+    # Whoever looks at it again and again ends it with Ctrl-C.
+    with suppress(KeyboardInterrupt):
+        while True:
+            status = _explain_node(args, clear=sys.stdout.isatty())
+            time.sleep(args.repeat)
+    return status
+
+
+def _explain_node(args: argparse.Namespace, *, clear: bool = False) -> int:
+    from ..errors import CaptureError
+
+    capture = _capture(args)
+    if not capture.processes and not capture.missing:
+        msg = "no worker of a job was found on this node"
+        raise CaptureError(
+            msg, remedy="name it with --pid, or with --pattern REGEX"
+        )
+    if args.json:
+        print_json("stacks", _as_plain(capture.stacks, capture.to_dict()))
+    else:
+        print(f"{_CLEAR if clear else ''}{capture}", flush=True)
+    return _status(capture.findings)
+
+
+def _capture(args: argparse.Namespace) -> Capture:
+    from ..capture.node import capture_node
+
+    line = LiveLine()
+    native: Native = "classes" if args.native else "none"
+    try:
+        return capture_node(
+            args.output_dir,
+            pids=args.pid,
+            patterns=args.pattern or (),
+            native="all" if args.all_native else native,
+            cuda=args.cuda,
+            looks=_LOOKS,
+            interval_s=args.seconds / (_LOOKS - 1),
+            timeout_s=args.timeout,
+            tell=lambda stage, done, total: line.show(
+                f"{stage}: {done} of {total}"
+            ),
+        )
+    finally:
+        line.clear()
+
+
+def _explain_files(args: argparse.Namespace) -> int:
+    import attrs
+
+    from ..errors import CaptureError
+    from ..findings.text import finding_lines, missing_lines
+    from ..stacks.explain import explain_stacks
+    from ..stacks.merge import merge_stacks
+    from ..stacks.parse import read_stack_files
+
+    found = read_stack_files(args.files)
+    if not found.stacks:
+        reason = "; ".join(missing_lines(found.missing)) or "nothing is there"
+        msg = f"no stacks in {', '.join(args.files)}: {reason}"
+        raise CaptureError(
+            msg, remedy="name files of py-spy, gdb, pystack, or faulthandler"
+        )
+
+    findings = explain_stacks(found.stacks)
+    if args.json:
+        data = {
+            "findings": [f.to_dict() for f in findings],
+            "missing": [attrs.asdict(m) for m in found.missing],
+        }
+        print_json("stacks", _as_plain(found.stacks, data))
+        return _status(findings)
+
+    parts = ["\n".join(finding_lines(f)) for f in findings[:_MOST_FINDINGS]]
+    parts += [str(merge_stacks(found.stacks))]
+    parts += ["\n".join(missing_lines(found.missing))]
+    print("\n\n".join(part for part in parts if part))
+    return _status(findings)
+
+
+def _as_plain(
+    stacks: Iterable[ProcessStacks], data: dict[str, Any]
+) -> dict[str, Any]:
+    from ..stacks.merge import merge_stacks
+
+    return {**data, "tree": merge_stacks(stacks).to_dict()}
+
+
+def _status(findings: Iterable[Finding]) -> int:
+    first = next(iter(findings), None)
+    return int(first is not None and first.cause not in _FINE)

@@ -1,0 +1,72 @@
+"""
+Will it be possible to find out what is wrong, once something is?
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from .._text import text_table
+from ..capture.rights import Check, check_capture
+
+
+__all__ = ["PreflightReport", "preflight"]
+
+
+@attrs.frozen
+class PreflightReport:
+    """
+    What was checked.
+
+    Attributes:
+        checks: Every check, with what to do where something is not as it
+            should be.
+    """
+
+    checks: tuple[Check, ...]
+
+    @property
+    def is_ready(self) -> bool:
+        """
+        Whether no check failed.
+        """
+        return all(check.ok is not False for check in self.checks)
+
+    def to_dict(self) -> dict[str, Any]:
+        """
+        Plain data in the layout of the command line's ``--json``.
+        """
+        return {"ready": self.is_ready, "checks": self.to_records()}
+
+    def to_records(self) -> list[dict[str, Any]]:
+        """
+        One plain dictionary per check, for a data frame.
+        """
+        return [attrs.asdict(check) for check in self.checks]
+
+    def __str__(self) -> str:
+        rows = [(_WORDS[c.ok], c.name, c.detail) for c in self.checks]
+        advice = [
+            f"{c.name}: {c.remedy}"
+            for c in self.checks
+            if c.ok is not True and c.remedy
+        ]
+        table = text_table(("", "check", "found"), rows)
+        return "\n".join([table, *([""] if advice else []), *advice])
+
+
+def preflight() -> PreflightReport:
+    """
+    Check whether this node lets us look into the processes of a job.
+
+    It changes nothing, and is done within seconds.
+
+    Returns:
+        What was found, and what to do about it before a job hangs.
+    """
+    return PreflightReport(check_capture())
+
+
+_WORDS = {True: "ok", False: "PROBLEM", None: "note"}

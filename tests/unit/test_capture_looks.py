@@ -1,0 +1,296 @@
+"""
+Looking at one process several times, with stand-ins for py-spy and the kernel.
+"""
+
+from __future__ import annotations
+
+import os
+
+import attrs
+import pytest
+
+from distdebug.capture import looks
+from distdebug.capture.looks import (
+    Look,
+    describe_process,
+    no_look,
+    take_look,
+)
+from distdebug.capture.model import Attempt, CaptureStatus
+from distdebug.processes.model import ProcessState, Worker
+from distdebug.processes.threads import ThreadFacts
+from distdebug.stacks.model import (
+    StackFrame,
+    SystemCall,
+    ThreadActivity,
+    ThreadStack,
+)
+
+
+PID = 4711
+WORKER = Worker(
+    pid=PID,
+    start_ticks=5,
+    parent_pid=1,
+    uid=0,
+    title="python train.py",
+    framework="torchrun",
+    rank=3,
+    world_size=8,
+    coordinates=(("tp", 1),),
+)
+ALIVE = ProcessState(letter="S", start_ticks=5)
+OK = Attempt(tool="py-spy", status=CaptureStatus.OK)
+
+
+def thread(line=1, name="step", **kwargs):
+    """
+    The main thread, somewhere.
+    """
+    return ThreadStack(
+        name="MainThread",
+        frames=(StackFrame(name, "train.py", line),),
+        thread_id=kwargs.pop("thread_id", PID),
+        is_main=True,
+        **kwargs,
+    )
+
+
+def facts(voluntary=0, cpu_s=0.0, name="python"):
+    """
+    What the kernel tells of a thread.
+    """
+    return ThreadFacts(
+        name=name,
+        state="S",
+        voluntary=voluntary,
+        involuntary=0,
+        cpu_s=cpu_s,
+    )
+
+
+def look(when, *threads, state=ALIVE, attempt=OK, **kwargs):
+    """
+    One look at the process.
+    """
+    return Look(
+        when=when,
+        state=state,
+        facts=kwargs.get("facts", {PID: facts()}),
+        threads=threads,
+        attempt=attempt,
+    )
+
+
+@pytest.fixture(autouse=True)
+def kernel(monkeypatch):
+    """
+    A kernel that knows the process, and what its threads wait for.
+    """
+    monkeypatch.setattr(looks, "idle_seconds", lambda *_: 7.0)
+    monkeypatch.setattr(looks, "read_system_call", lambda *_: ("read", "f"))
+
+
+class TestDescribeProcess:
+    def test_worker(self):
+        """
+        What is known of the worker goes with its stacks.
+        """
+        process = describe_process(WORKER, [look(0, thread())], host="n1")
+
+        assert (PID, 3, 8, "n1", "S", "rank", "python train.py") == (
+            process.pid,
+            process.rank,
+            process.world_size,
+            process.host,
+            process.state,
+            process.role,
+            process.command,
+        )
+        assert (("tp", 1),) == process.coordinates
+        assert process.tracer_pid is None
+
+    def test_one_look(self):
+        """
+        From one look nobody knows who moves, but the kernel tells the rest.
+        """
+        (only,) = describe_process(
+            WORKER, [look(0, thread())], host="n1"
+        ).threads
+
+        assert only.activity is None
+        assert SystemCall(name="read", target="f") == only.system_call
+        assert 7.0 == only.idle_s
+        assert "S" == only.state
+
+    def test_activity(self):
+        """
+        Several looks tell what became of a thread between the first and last.
+        """
+        seen = [
+            look(10, thread(), facts={PID: facts(5, 1.0)}),
+            look(11, thread(line=2), facts={PID: facts(6, 1.2)}),
+            look(12, thread(), facts={PID: facts(9, 1.5)}),
+        ]
+
+        (only,) = describe_process(WORKER, seen, host="n1").threads
+
+        assert (
+            ThreadActivity(
+                seconds=2,
+                voluntary=4,
+                involuntary=0,
+                cpu_s=0.5,
+                has_moved=True,
+                has_left=False,
+            )
+            == only.activity
+        )
+
+    def test_left(self):
+        """
+        Another function is more than another line.
+        """
+        seen = [look(0, thread()), look(1, thread(name="save"))]
+
+        (only,) = describe_process(WORKER, seen, host="n1").threads
+
+        assert only.activity.has_left
+
+    def test_stack_seen_once(self):
+        """
+        Whoever had a stack only once is not known to stand still.
+        """
+        seen = [look(0), look(1, thread())]
+
+        (only,) = describe_process(WORKER, seen, host="n1").threads
+
+        assert only.activity.has_moved is None
+
+    def test_native_thread(self):
+        """
+        A thread that Python does not know is there all the same.
+        """
+        both = {PID: facts(), 4712: facts(name="pt_nccl_watchdg")}
+
+        process = describe_process(
+            WORKER, [look(0, thread(), facts=both)], host="n1"
+        )
+
+        main, native = process.threads
+        assert main.is_main
+        assert ("pt_nccl_watchdg", (), 4712, False) == (
+            native.name,
+            native.frames,
+            native.thread_id,
+            native.is_main,
+        )
+
+    def test_new_thread(self):
+        """
+        A thread that was not there before has no activity.
+        """
+        later = {PID: facts(), 4712: facts()}
+        seen = [look(0, thread()), look(1, thread(), facts=later)]
+
+        _, new = describe_process(WORKER, seen, host="n1").threads
+
+        assert new.activity is None
+
+    def test_ended_meanwhile(self):
+        """
+        Of a process that ended between two looks the last stack is kept.
+        """
+        gone = Attempt(tool="proc", status=CaptureStatus.EXITED)
+        seen = [look(0, thread()), look(1, state=None, attempt=gone)]
+
+        process = describe_process(WORKER, seen, host="n1")
+
+        assert "X" == process.state
+        assert ["step"] == [f.name for f in process.threads[0].frames]
+
+    def test_unknown_number(self):
+        """
+        The main thread has the number of the process, if it is not told.
+        """
+        seen = [look(0, thread(thread_id=None))]
+
+        (only,) = describe_process(WORKER, seen, host="n1").threads
+
+        assert PID == only.thread_id
+
+    def test_debugger(self):
+        """
+        The debugger that holds a process is named.
+        """
+        held = attrs.evolve(ALIVE, letter="t", tracer_pid=99)
+
+        process = describe_process(
+            WORKER, [look(0, thread(), state=held)], host="n1"
+        )
+
+        assert ("t", 99) == (process.state, process.tracer_pid)
+
+
+class TestTakeLook:
+    @pytest.fixture(autouse=True)
+    def py_spy(self, monkeypatch):
+        """
+        A py-spy that sees one thread in every process.
+        """
+        answer = ((thread(),), OK)
+        monkeypatch.setattr(looks, "dump_python", lambda *_, **__: answer)
+        monkeypatch.setattr(looks, "read_threads", lambda _: {PID: facts()})
+
+    def test_alive(self, monkeypatch):
+        """
+        The kernel and py-spy are asked.
+        """
+        monkeypatch.setattr(looks, "read_state", lambda _: ALIVE)
+
+        taken = take_look(WORKER, timeout_s=1)
+
+        assert (ALIVE, (thread(),), OK) == (
+            taken.state,
+            taken.threads,
+            taken.attempt,
+        )
+        assert {PID} == set(taken.facts)
+
+    @pytest.mark.parametrize(
+        ("state", "status"),
+        [
+            (None, CaptureStatus.EXITED),
+            (ProcessState(letter="Z", start_ticks=5), CaptureStatus.ZOMBIE),
+            (ProcessState(letter="X", start_ticks=5), CaptureStatus.EXITED),
+            (ProcessState(letter="S", start_ticks=6), CaptureStatus.EXITED),
+        ],
+        ids=["gone", "zombie", "dead", "its number was used again"],
+    )
+    def test_gone(self, monkeypatch, state, status):
+        """
+        No tool is let loose on what is no process any more.
+        """
+        monkeypatch.setattr(looks, "read_state", lambda _: state)
+
+        taken = take_look(WORKER, timeout_s=1)
+
+        assert status is taken.attempt.status
+        assert () == taken.threads
+
+
+def test_no_look():
+    """
+    Even if the kernel does not answer, there is something to be shown.
+    """
+    process = describe_process(WORKER, [no_look()], host="n1")
+
+    assert ("", ()) == (process.state, process.threads)
+    assert CaptureStatus.TIMED_OUT is no_look().attempt.status
+
+
+def test_real_process():
+    """
+    This very process runs.
+    """
+    assert os.getpid() in looks.read_threads(os.getpid())
