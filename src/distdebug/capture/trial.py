@@ -4,13 +4,13 @@ Does looking into a process work here?  It is tried on one of ours.
 
 from __future__ import annotations
 
-import errno
 import os
 import subprocess
 import sys
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import IO, cast
 
 from ..processes.state import read_state
 from .check import Check
@@ -58,8 +58,7 @@ def _child() -> Iterator[int]:
         start_new_session=True,
     ) as process:
         try:
-            if process.stdout is not None:
-                process.stdout.readline()
+            cast(IO[bytes], process.stdout).readline()  # it has started
             yield process.pid
         finally:
             process.kill()
@@ -90,8 +89,6 @@ def _try_attaching(pid: int) -> Check:
 
     number = (got.status or 0) - 100
     reason = os.strerror(number) if number > 0 else "it was killed"
-    if number not in errno.errorcode and number > 0:
-        reason = "it failed"
     _, remedy = why_denied(pid) or ("", "")
     return Check(
         name, ok=False, detail=f"{reason}: no native stacks", remedy=remedy

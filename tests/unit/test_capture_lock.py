@@ -1,0 +1,127 @@
+"""
+One collector at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from distdebug.capture import lock
+from distdebug.capture.lock import node_lock
+from distdebug.errors import CaptureError
+
+
+class TestNodeLock:
+    def test_busy(self, tmp_path):
+        """
+        The second one is told who is the first.
+        """
+        with (
+            node_lock(folder=str(tmp_path)),
+            pytest.raises(CaptureError, match=f"process {os.getpid()} is att"),
+            node_lock(folder=str(tmp_path)),
+        ):
+            pass
+
+    def test_free_again(self, tmp_path):
+        """
+        When the first is done, or failed, the next one may go on.
+        """
+        with pytest.raises(ZeroDivisionError), node_lock(folder=str(tmp_path)):
+            raise ZeroDivisionError
+
+        with node_lock(folder=str(tmp_path)) as path:
+            assert f"{os.getpid()}\n" == path.read_text()
+            assert 0o600 == path.stat().st_mode & 0o777
+
+    def test_wait(self, tmp_path):
+        """
+        Whoever waits gets it when the first is done.
+        """
+        entered, leave = threading.Event(), threading.Timer(0.2, lambda: None)
+
+        def hold():
+            with node_lock(folder=str(tmp_path)):
+                entered.set()
+                leave.start()
+                leave.join()
+
+        holder = threading.Thread(target=hold)
+        holder.start()
+        entered.wait()
+
+        with node_lock(30, folder=str(tmp_path)):
+            assert leave.finished.is_set()
+
+        holder.join()
+
+    def test_holder_unknown(self, tmp_path):
+        """
+        A file may tell anything.
+        """
+        with node_lock(folder=str(tmp_path)) as path:
+            path.write_text("99999999999999999999 \x1b[31m")
+
+            with (
+                pytest.raises(CaptureError, match=r"^another process is"),
+                node_lock(folder=str(tmp_path)),
+            ):
+                pass
+
+    def test_link(self, tmp_path):
+        """
+        Where everybody may write, a link leads nowhere.
+        """
+        precious = tmp_path / "precious"
+        precious.write_text("keep")
+        path = tmp_path / f"distdebug-{os.getuid()}.lock"
+        path.symlink_to(precious)
+
+        with (
+            pytest.raises(CaptureError, match="cannot be opened") as caught,
+            node_lock(folder=str(tmp_path)),
+        ):
+            pass
+
+        assert "TMPDIR" in caught.value.remedy
+        assert "keep" == precious.read_text()
+
+    def test_no_file(self, tmp_path):
+        """
+        A pipe in its place is not waited for.
+        """
+        os.mkfifo(tmp_path / f"distdebug-{os.getuid()}.lock")
+
+        with (
+            pytest.raises(CaptureError, match="or is no file"),
+            node_lock(folder=str(tmp_path)),
+        ):
+            pass
+
+    def test_of_somebody_else(self, tmp_path, monkeypatch):
+        """
+        Somebody else's file is not used.
+        """
+        monkeypatch.setattr(lock.os, "geteuid", lambda: 999999)
+
+        with (
+            pytest.raises(CaptureError, match="belongs to user"),
+            node_lock(folder=str(tmp_path)),
+        ):
+            pass
+
+    def test_place(self, tmp_path, monkeypatch):
+        """
+        The directory of the user comes before that of everybody.
+        """
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+
+        assert str(tmp_path) == lock._folder()
+
+        monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "none"))
+        monkeypatch.setattr(lock.tempfile, "gettempdir", lambda: "/x")
+
+        assert "/x" == lock._folder()
