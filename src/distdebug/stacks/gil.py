@@ -18,10 +18,12 @@ from .motion import Motion, cpu_share, is_running, motion_of, wakes_per_s
 
 __all__ = ["find_gil_trouble", "wants_gil"]
 
-# Whoever waits for the lock looks every 5 ms whether it is free.
-_WAKES = (100.0, 260.0)
+# Whoever waits for the lock looks every 5 ms whether it is free; on a busy
+# machine less often.
+_WAKES = (60.0, 450.0)
 _MOST_CPU = 0.2
-_HOG = 0.6
+_HOG = 0.2
+_NO_CALL = frozenset({"futex", "running"})
 
 Trouble = tuple[ThreadStack, str, Confidence]
 
@@ -52,7 +54,7 @@ def find_gil_trouble(
         doing = "holds the lock of the interpreter while it waits"
         sure = _is_sure(owner) and bool(waiting)
         return owner, _say(owner, doing, waiting), _sure(is_sure=sure)
-    if owner is not main and main in waiting and _hogs(owner):
+    if owner is not main and main in waiting and _hogs(owner, main):
         doing = "does not let go of the lock of the interpreter"
         return owner, _say(owner, doing, waiting), "likely"
     return None
@@ -77,7 +79,9 @@ def _looks_for_it(thread: ThreadStack) -> bool:
     return (
         low <= wakes_per_s(thread) <= high
         and cpu_share(thread.activity) <= _MOST_CPU
-        and not (thread.system_call and thread.system_call.name != "futex")
+        and not (
+            thread.system_call and thread.system_call.name not in _NO_CALL
+        )
     )
 
 
@@ -99,9 +103,15 @@ def _is_sure(owner: ThreadStack) -> bool:
     return motion_of(owner, 0.0) is Motion.STILL
 
 
-def _hogs(owner: ThreadStack) -> bool:
-    a = owner.activity
-    return a is None or cpu_share(a) >= _HOG
+def _hogs(owner: ThreadStack, main: ThreadStack) -> bool:
+    """
+    Whether the owner computes, and the main thread hardly does.
+    """
+    if owner.activity is None:
+        return True
+
+    share = cpu_share(owner.activity)
+    return share >= _HOG and share >= 2 * cpu_share(main.activity)
 
 
 def _without_owner(

@@ -12,7 +12,14 @@ from enum import Enum
 from .model import ThreadActivity, ThreadStack
 
 
-__all__ = ["Motion", "cpu_share", "is_running", "motion_of", "wakes_per_s"]
+__all__ = [
+    "Motion",
+    "cpu_share",
+    "is_busy",
+    "is_running",
+    "motion_of",
+    "wakes_per_s",
+]
 
 # Nobody waits this long within a step that was watched.
 _LONG_S = 30.0
@@ -53,7 +60,7 @@ def motion_of(thread: ThreadStack, wakes: float | None = None) -> Motion:
         return Motion.UNKNOWN
     if a.has_left or (a.has_moved and a.has_left is None):
         return Motion.MOVING
-    if cpu_share(a) >= _BUSY:
+    if is_busy(a):
         return Motion.SPINNING
     return Motion.MOVING if _is_awake(a, wakes) else Motion.STILL
 
@@ -62,6 +69,20 @@ def _is_awake(a: ThreadActivity, wakes: float | None) -> bool:
     if wakes is not None:
         return a.voluntary / a.seconds > wakes
     return a.voluntary > 0 and a.cpu_s / a.voluntary > _WORK_S
+
+
+def is_busy(a: ThreadActivity) -> bool:
+    """
+    Whether a thread wanted the processor all the time.
+
+    On a busy machine it gets less than a processor, but it never waits.
+
+    Args:
+        a: What became of it.
+    """
+    share = cpu_share(a)
+    never_waits = a.voluntary <= a.seconds and a.involuntary > 10 * a.seconds
+    return share >= _BUSY or (never_waits and share > _QUIET)
 
 
 def wakes_per_s(thread: ThreadStack) -> float:
@@ -93,9 +114,10 @@ def is_running(thread: ThreadStack) -> bool | None:
         thread: The thread.
     """
     if thread.activity is not None:
-        share = cpu_share(thread.activity)
-        if share >= _BUSY or share <= _QUIET:
-            return share >= _BUSY
+        if is_busy(thread.activity):
+            return True
+        if cpu_share(thread.activity) <= _QUIET:
+            return False
     if thread.system_call is not None and thread.system_call.name != "running":
         return False
     if thread.state:

@@ -9,6 +9,7 @@ nobody waits for them for long.
 
 from __future__ import annotations
 
+import re
 import threading
 
 from collections.abc import Callable
@@ -16,6 +17,11 @@ from pathlib import Path
 
 
 __all__ = ["ReadLine", "SourceLines", "source_line"]
+
+_LOOP = re.compile(r"\s*(async\s+for|for|while)\b")
+_INLINE_LOOP = re.compile(r"\bfor\b.+\bin\b")
+_FUNCTION = re.compile(r"\s*(async\s+def|def|class)\b")
+_MOST_BODY = 500
 
 ReadLine = Callable[[str, int], str]
 
@@ -55,6 +61,37 @@ class SourceLines:
         found = lines[line - 1] if lines and 0 < line <= len(lines) else b""
         return found[:_MOST_LINE].decode("utf-8", "replace")
 
+    def is_in_loop(self, filename: str, line: int) -> bool | None:
+        """
+        Tell whether a line can run again and again without a new call.
+
+        Args:
+            filename: The file.
+
+            line: Its number, counted from 1.
+
+        Returns:
+            ``None`` if the code is not on this machine.
+        """
+        code = self(filename, line)
+        if not code.strip():
+            return None
+
+        # A generator or a list that is made in one line loops, too.
+        if _LOOP.match(code) or _INLINE_LOOP.search(code):
+            return True
+        indent = _indent(code)
+        for number in range(line - 1, max(0, line - _MOST_BODY), -1):
+            above = self(filename, number)
+            if not above.strip() or _indent(above) >= indent:
+                continue
+            indent = _indent(above)
+            if _LOOP.match(above):
+                return True
+            if _FUNCTION.match(above):
+                return False
+        return False
+
     def _read_in_time(self, filename: str) -> list[bytes]:
         if self._gave_up or not Path(filename).is_absolute():
             # Relative to where?  The process ran in another folder.
@@ -84,6 +121,10 @@ def source_line(filename: str, line: int) -> str:
         line: Its number, counted from 1.
     """
     return SourceLines()(filename, line)
+
+
+def _indent(code: str) -> int:
+    return len(code) - len(code.lstrip())
 
 
 def _read(filename: str) -> list[bytes]:

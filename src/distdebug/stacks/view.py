@@ -8,7 +8,9 @@ Ray, and whoever holds the lock of the interpreter run elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import re
+
+from collections.abc import Callable, Iterable, Sequence
 
 import attrs
 
@@ -16,7 +18,7 @@ from ..findings import Cause, Confidence, Evidence, Location
 from .gil import find_gil_trouble
 from .matching import Matcher, Sight
 from .model import ProcessStacks, StackFrame, ThreadStack
-from .motion import Motion, cpu_share, motion_of
+from .motion import Motion, is_busy, motion_of
 from .places import is_native, is_users, last_name, user_frame, where
 from .rules import Rule, RuleBook, read_rules
 from .source import ReadLine, SourceLines
@@ -50,6 +52,16 @@ _TELLS_MORE = frozenset(
         Cause.IMPORT_LOCK,
     }
 )
+# Rules that tell of a lock, and not of an event or a file.
+_LOCKS = frozenset(
+    {
+        "lock",
+        "lock, in the kernel",
+        "lock, in native code",
+        "line that locks",
+        "line that locks, and waits",
+    }
+)
 _IDLE = frozenset({Cause.IDLE, Cause.EVENT_LOOP_IDLE})
 # What blocks an event loop, if it happens in one.
 _BLOCKS_LOOP = frozenset(
@@ -65,6 +77,17 @@ _BLOCKS_LOOP = frozenset(
         Cause.NATIVE_SPIN,
     }
 )
+
+
+# Functions of the interpreter that every loop in Python calls.
+_QUICK = re.compile(
+    r"^_*(Py|py)|^(long|float|unicode|list|dict|tuple|set|object|type|bool|int"
+    r"|slot|gen|range\w*|method|builtin|cfunction|vectorcall|binary|mapping"
+    r"|frame|gc|lookdict|insertdict|enum|zip|map|bytes|free|malloc|_int_free"
+    r"|_int_malloc|mem\w+|cfree|deallocate|subtype)_?(?!.*(sort|pow))\w*"
+)
+
+IsInLoop = Callable[[str, int], bool | None]
 
 
 @attrs.frozen(kw_only=True)
@@ -142,6 +165,9 @@ class Looker:
         self.book = book
         self.matcher = Matcher(book)
         self._read_line = read_line
+        self._is_in_loop: IsInLoop = getattr(
+            read_line, "is_in_loop", lambda *_: None
+        )
 
     def explain(self, process: ProcessStacks) -> ProcessView | None:
         """
@@ -158,7 +184,8 @@ class Looker:
 
         said = self._thread(main, process)
         others = self._others(process, main, said)
-        if (gil := find_gil_trouble(threads, main)) is not None:
+        gil = find_gil_trouble(threads, main)
+        if gil is not None and not _explains_itself(said, gil[0]):
             return self._of_gil(process, gil)
         if len(locks := _lock_waits([said, *others])) > 1:
             return self._of_locks(process, locks)
@@ -199,7 +226,7 @@ class Looker:
             motion = motion_of(thread, rule.wakes)
             return _Said(thread, rule.cause, rule, frame, motion)
 
-        cause, motion = _unruled(sight), motion_of(thread)
+        cause, motion = _unruled(sight, self._is_in_loop), motion_of(thread)
         return _Said(thread, cause, None, sight.innermost, motion)
 
     def _view(
@@ -229,6 +256,7 @@ class Looker:
             confidence=confidence,
             remedy=remedy,
             rule=said.rule.name if said.rule else "",
+            note=_note(said, cause),
             evidence=(evidence_of(process, main.thread, main.frame),)
             if main is not said
             else (),
@@ -272,6 +300,7 @@ class Looker:
             frame=first.frame,
             location=places[0],
             motion=first.motion,
+            confidence=_least_sure(locks),
             remedy=self.book.remedy.get(Cause.LOCK_DEADLOCK, ""),
             note=f"and in {also}" if also else "",
             rule="cycle of locks",
@@ -370,6 +399,10 @@ def _outside(thread: ThreadStack, process: ProcessStacks) -> int:
     for index, frame in enumerate(python):
         name = last_name(frame.name)
         path = frame.filename.replace("\\", "/")
+        if name == "_bootstrap" and path.endswith(
+            "multiprocessing/process.py"
+        ):
+            return index + 1
         if name == "_worker_loop" and "utils/data" in path:
             return index + 1
         if path.endswith("torch/utils/data/_utils/fetch.py") and (
@@ -379,20 +412,36 @@ def _outside(thread: ThreadStack, process: ProcessStacks) -> int:
     return len(thread.frames)
 
 
-def _unruled(sight: Sight) -> Cause | None:
+def _unruled(sight: Sight, is_in_loop: IsInLoop) -> Cause | None:
     """
     What a thread does that runs, and does nothing that is known.
     """
-    thread, innermost = sight.thread, sight.innermost
+    innermost = sight.innermost
     if not sight.runs or innermost is None:
         return None
 
-    if sight.natives or is_native(innermost):
+    if is_native(innermost):
         return Cause.NATIVE_SPIN
-    has_cpu = cpu_share(thread.activity) > 0
-    if thread.owns_gil is False and has_cpu:
+    a = sight.thread.activity
+    was_watched = a is not None and is_busy(a)
+    if sight.natives:
+        is_long = not all(_QUICK.match(f.name) for f in sight.natives)
+        return Cause.NATIVE_SPIN if is_long else Cause.PYTHON_LOOP
+    if was_watched and sight.thread.owns_gil is False:
         return Cause.NATIVE_SPIN
+    has_stayed = a is not None and a.has_moved is False
+    if was_watched and has_stayed:
+        again = is_in_loop(innermost.filename, innermost.line)
+        # In the same line all the time, and it is no loop.
+        return Cause.NATIVE_SPIN if again is False else Cause.PYTHON_LOOP
     return Cause.PYTHON_LOOP
+
+
+def _note(said: _Said, cause: Cause | None) -> str:
+    call = said.thread.system_call
+    if call is None or cause is not Cause.IO_WAIT or not call.target:
+        return ""
+    return f"({call.name} of {call.target})"
 
 
 def _has_say(said: _Said) -> bool:
@@ -400,6 +449,17 @@ def _has_say(said: _Said) -> bool:
     Whether a thread is more than one of a library that waits, as usual.
     """
     return said.cause in _TELLS_MORE or any(map(is_users, said.thread.frames))
+
+
+def _explains_itself(main: _Said, owner: ThreadStack) -> bool:
+    """
+    Whether the main thread holds the lock in a wait that has a better name.
+    """
+    return (
+        owner is main.thread
+        and main.rule is not None
+        and main.rule.file is not None
+    )
 
 
 def _better(main: _Said, others: Iterable[_Said]) -> _Said:
@@ -424,9 +484,16 @@ def _lock_waits(all_said: Iterable[_Said]) -> Sequence[_Said]:
         for said in all_said
         if said.cause is Cause.LOCK_DEADLOCK
         and said.rule is not None
-        and said.rule.name in {"lock", "line that locks"}
+        and said.rule.name in _LOCKS
         and said.motion is not Motion.MOVING
     ]
+
+
+def _least_sure(all_said: Iterable[_Said]) -> Confidence:
+    sure = all(
+        s.rule is not None and s.rule.confidence == "likely" for s in all_said
+    )
+    return "likely" if sure else "possible"
 
 
 def _is_in_loop(said: _Said) -> bool:

@@ -72,24 +72,23 @@ def with_workers(
 
 def _joined(view: ProcessView, busy: Sequence[ProcessView]) -> ProcessView:
     worst = min(busy, key=_urgency)
-    kind = "worker" if view.cause is Cause.DATALOADER_WAIT else "child"
+    evidence = evidence_of(worst.process, worst.thread, worst.frame)
+    view = attrs.evolve(view, evidence=(*view.evidence, evidence))
     place = f" in {worst.location.brief}" if worst.location else ""
-    note = f"(its {kind}, process {worst.process.pid}, {worst.doing}{place})"
-    location = view.location
-    if view.cause is Cause.DATALOADER_WAIT and worst.location is not None:
-        location = worst.location
-    before = f" {view.note}" if view.note else ""
+    number = worst.process.pid
+    if view.cause is not Cause.DATALOADER_WAIT or worst.location is None:
+        kind = "worker" if view.cause is Cause.DATALOADER_WAIT else "child"
+        said = f"{kind}, process {number}, {worst.doing}{place}"
+        return attrs.evolve(view, note=f"{view.note} (its {said})".strip())
+
+    # The line that a person can do something about is that of the worker.
+    at = f" in {view.location.brief}" if view.location else ""
+    doing = f"{view.doing}{at}, and its worker, process {number}, "
     return attrs.evolve(
         view,
-        doing=f"{view.doing}{before} {note}"
-        if view.location is None or location is not view.location
-        else view.doing,
-        note="" if location is not view.location else note,
-        location=location if location is view.location else worst.location,
-        evidence=(
-            *view.evidence,
-            evidence_of(worst.process, worst.thread, worst.frame),
-        ),
+        doing=doing + worst.doing,
+        location=worst.location,
+        note=worst.note,
     )
 
 
