@@ -4,13 +4,16 @@ Running tools that must not outlive their time.
 
 from __future__ import annotations
 
+import subprocess
 import sys
+import threading
 import time
 
 import psutil
 import pytest
 
-from distdebug.capture.tool import find_tool, run_tool
+from distdebug.capture import tool
+from distdebug.capture.tool import find_tool, run_tool, stop_tools
 
 
 def python(code):
@@ -60,12 +63,58 @@ class TestRunTool:
             time.sleep(0.01)
         assert not _is_alive(int(got.output))
 
+    def test_stopped(self):
+        """
+        A tool that another thread waits for can be stopped.
+        """
+        got = []
+        thread = threading.Thread(
+            target=lambda: got.append(
+                run_tool(python("import time; time.sleep(600)"), timeout_s=60)
+            )
+        )
+        thread.start()
+        while not tool._stops:
+            time.sleep(0.001)
+
+        stop_tools()
+        thread.join(30)
+
+        assert [-9] == [g.status for g in got]
+
+    def test_bounds(self):
+        """
+        A tool can neither compute for ever, nor fill a disk, when we are gone.
+        """
+        code = (
+            "import resource as r\n"
+            "while r.getrlimit(r.RLIMIT_CORE)[1]: pass\n"
+            "for n in r.RLIMIT_CPU, r.RLIMIT_FSIZE: print(r.getrlimit(n)[0])"
+        )
+
+        got = run_tool(python(code), timeout_s=60)
+
+        assert f"62\n{1 << 28}\n" == got.output
+
+    def test_inside_the_kernel(self, monkeypatch):
+        """
+        A tool that cannot be killed yet is not waited for.
+        """
+        monkeypatch.setattr(tool, "_REAP_S", 0.0)
+        with subprocess.Popen(
+            python("import time; time.sleep(600)")
+        ) as process:
+            monkeypatch.setattr(tool, "_kill", lambda _: None)
+
+            tool._end(process)
+
+            assert process.poll() is None
+            process.kill()
+
     def test_interrupted(self, monkeypatch):
         """
         A tool does not outlive a caller that is interrupted.
         """
-        import subprocess
-
         started = []
         wait = subprocess.Popen.wait
 
