@@ -21,7 +21,7 @@ from ..findings import Missing
 from ..processes.expected import missing_ranks
 from ..processes.find import find_workers
 from ..processes.model import Worker
-from ..processes.worker import worker_of
+from ..processes.worker import workers_of
 from .deep import look_deeper
 from .fallback import ask_unseen
 from .files import write_capture
@@ -167,7 +167,9 @@ def _workers(
     if pids is None:
         return find_workers(patterns)
 
-    return [worker_of(pid) or _nobody(pid) for pid in dict.fromkeys(pids)]
+    asked = tuple(dict.fromkeys(pids))
+    known = {worker.pid: worker for worker in workers_of(asked)}
+    return [known.get(pid) or _nobody(pid) for pid in asked]
 
 
 def _nobody(pid: int) -> Worker:

@@ -1,10 +1,10 @@
 """
-Who is the process of this number?
+Who are the processes of these numbers?
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from .family import Family, family_of
 from .model import Worker
@@ -12,7 +12,7 @@ from .scan import Process, list_processes
 from .survey import describe_workers, survey
 
 
-__all__ = ["worker_of"]
+__all__ = ["worker_of", "workers_of"]
 
 
 def worker_of(pid: int, root: str = "/proc") -> Worker | None:
@@ -28,19 +28,33 @@ def worker_of(pid: int, root: str = "/proc") -> Worker | None:
         The process; its framework is ``"pattern"`` if none is known to have
         started it.  ``None`` if there is no such process.
     """
-    family = family_of(list_processes(root))
-    process = family.processes.get(pid)
-    if process is None:
-        return None
+    return next(iter(workers_of([pid], root)), None)
 
+
+def workers_of(
+    pids: Iterable[int], root: str = "/proc"
+) -> tuple[Worker, ...]:
+    """
+    Who are the processes of these numbers, to their job?
+
+    Args:
+        pids: Processes that the user named, whatever they are.
+
+        root: Where the kernel's files are.
+
+    Returns:
+        Those that are there; as for :func:`worker_of`.
+    """
+    family = family_of(list_processes(root))
+    wanted = family.processes.keys() & set(pids)
+    related: dict[int, Process] = {}
+    for pid in wanted:
+        if pid not in related:
+            related.update(_relatives(family, family.processes[pid]))
     scene, claims = survey(
-        family_of(_relatives(family, process)),
-        lambda other: other.pid == pid,
-        root,
+        family_of(related), lambda other: other.pid in wanted, root
     )
-    return next(
-        iter(describe_workers(scene, claims, claims.keys() & {pid})), None
-    )
+    return describe_workers(scene, claims, claims.keys() & wanted)
 
 
 def _relatives(family: Family, process: Process) -> Mapping[int, Process]:
