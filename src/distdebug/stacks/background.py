@@ -69,7 +69,9 @@ BACKGROUND = (
         function=r".*watchdog.*|_?heartbeat\w*|.*[Hh]eartbeatMonitor.*"
     ),
     Background(function=r".*ncclCommWatchdog.*|.*workCleanupLoop.*"),
-    Background(function=r".*TCPStoreMasterDaemon.*|.*BackgroundThread.*"),
+    Background(
+        function=r".*StoreDaemon.*|.*StoreMasterDaemon.*|.*BackgroundThread.*"
+    ),
     Background(
         function=r"(torch::autograd::)?(ReadyQueue::pop|Engine::thread_main).*",
         unless=_WORKS,

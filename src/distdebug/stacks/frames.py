@@ -65,11 +65,21 @@ _CUT_NAME = re.compile(
 )
 # The machinery of the interpreter and of bindings says nothing.
 _MACHINERY = re.compile(
-    r"_?Py[A-Z]\w*|_PyEval\w*|(?:cfunction|method|type|object|function|partial)"
+    r"_?Py(?!Thread_acq|GILState|Eval_(?:Restore|Acq)|COND|M(?:UTEX|utex))_?[A-Z]\w*"
+    r"|(?:cfunction|method|type|object|function|partial)"
     r"_\w*(?:call|vectorcall)\w*|slot_\w+|call_function|do_call(?:_core)?"
     r"|(?:dynamic_)?pybind11::.*|torch::detail::.*|thread_run|run_mod"
     r"|pyrun_\w+|pymain_\w+|run_eval_code_obj|(?:__)?clone3?|start_thread"
     r"|pythread_wrapper|_start|__libc_start\w*|main|\?\?|0x[0-9a-f]+"
+)
+# One function of the C library has many names.
+_ALIAS = re.compile(
+    r"_{1,3}(?:GI_{1,3})?(?:libc_)?(?=pthread|futex|clock_|nanosleep|sleep|e?poll"
+    r"|select|read|write|recv|send|accept|connect|wait|sem_|lll_|new_sem_)"
+)
+_VARIANT = re.compile(r"(?:64|_nocancel|_time64|_cancel)$")
+_WAITS = re.compile(
+    r"futex|pthread_(?:cond|mutex)|lll_|do_futex|(?:new_)?sem_|\w*sleep"
 )
 # Packages whose lines no user of a job changes, as py-spy abbreviates them.
 _PACKAGES = frozenset(sys.stdlib_module_names) | {
@@ -136,12 +146,20 @@ def normal_frames(frames: Iterable[StackFrame]) -> tuple[StackFrame, ...]:
     kept: list[StackFrame] = []
     for frame in reversed(known):
         normal = normal_frame(frame)
-        if normal is None:
+        if normal is None or (kept and _both_wait(kept[-1], normal)):
             continue
         kept.append(normal)
         if _is_cut(normal):
             break
     return tuple(reversed(kept)) or known[:1]
+
+
+def _both_wait(outer: StackFrame, inner: StackFrame) -> bool:
+    # How the C library waits differs between its versions, and between tools.
+    return all(
+        frame.is_native and _WAITS.match(frame.name)
+        for frame in (outer, inner)
+    )
 
 
 def _is_cut(frame: StackFrame) -> bool:
@@ -154,7 +172,9 @@ def _native_name(name: str) -> str:
     """
     A function without its arguments, of any kind.
     """
-    name = _TAGS.sub("", name).removeprefix("__GI_").strip()
+    name = _TAGS.sub("", name).strip()
+    if alias := _ALIAS.match(name):
+        name = _VARIANT.sub("", name[alias.end() :])
     depth, kept = 0, []
     for char in name.replace("operator<", "operator_").replace("->", "_"):
         if char in "<(":

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 
 from collections.abc import Iterable
+from itertools import islice
 
 from ..model import StackFrame
 
@@ -28,6 +29,7 @@ _WAITS = re.compile(
     r"|do_wait|PyCOND_|PyMUTEX_|PyMutex_Lock|ParkingLot_Park|PySemaphore_"
     r"|^(__)?syscall$|^_?cond_(timed)?wait|^\?\?|^0x[0-9a-f]"
 )
+_TIMED = re.compile(r"pthread_cond_(?:timed|clock)wait")
 
 
 def wants_gil(frames: Iterable[StackFrame]) -> bool | None:
@@ -41,16 +43,20 @@ def wants_gil(frames: Iterable[StackFrame]) -> bool | None:
         ``True``, or ``None``: a stack without names of functions proves
         nothing.
     """
-    for depth, frame in enumerate(frames):
-        if depth > _DEEPEST or not frame.is_native:
-            return None
-
+    waits = ""
+    for frame in islice(frames, _DEEPEST):
         name = frame.name.partition("@")[0].partition("(")[0].rstrip()
+        if not frame.is_native:
+            # py-spy leaves out the functions of the interpreter, so that
+            # Python seems to wait itself; it does so for nothing else.
+            return _TIMED.search(waits) is not None or None
+
         if _TAKES.fullmatch(name):
             # Who takes a free lock is not seen in it.
-            return True if depth or name == "take_gil" else None
+            return True if waits or name == "take_gil" else None
 
         if not _WAITS.search(name):
             return None
+        waits = name
 
     return None

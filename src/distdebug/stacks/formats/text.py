@@ -265,8 +265,12 @@ def _threads(draft: _Draft, pid: int) -> Iterable[ThreadStack]:
     if draft.tool == "py-spy":
         return [pyspy.read_thread(h, lines, pid) for h, lines in draft.blocks]
     if draft.tool == "gdb":
-        threads = [gdb.read_thread(h, lines) for h, lines in draft.blocks]
-        return [thread for thread in threads if thread.frames]
+        seen = (gdb.read_thread(h, lines) for h, lines in draft.blocks)
+        threads = [thread for thread in seen if thread.frames]
+        if len(threads) == 1 and threads[0].thread_id is None:
+            # gdb begins with the main thread.
+            return [attrs.evolve(threads[0], is_main=True)]
+        return threads
     if draft.tool == "pystack":
         return [pystack.read_thread(h, lines) for h, lines in draft.blocks]
     return faulthandler.mark_main(
