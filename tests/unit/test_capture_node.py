@@ -471,9 +471,9 @@ class TestText:
 
         text = str(capture(native="all"))
 
-        assert "stopped for a moment: 1 times, 2.5 s at most" in text
+        assert "stopped for a moment: once, 2.5 s at most" in text
         assert "gdb left pid 1000 stopped" in text
-        assert "gdb, pid 1000: too slow" in text
+        assert "gdb, 1 process: too slow" in text
 
     def test_records(self, nodes):
         """

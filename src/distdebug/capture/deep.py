@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import attrs
 
+from ..errors import CaptureError
 from ..stacks.merge import merge_stacks
 from ..stacks.model import ProcessStacks, ThreadStack
 from .cuda import capture_cuda
@@ -53,8 +54,9 @@ def look_deeper(
 
         tell: Called with the stage, and how many of how many are done.
 
-    Raises:
-        CaptureError: Another collector is at work.
+    Returns:
+        All processes.  If another collector is at work, nothing is added but
+        that.
     """
     chosen = _chosen(processes, native)
     stages = [_Stage("native stacks", _with_native, chosen)] if chosen else []
@@ -64,9 +66,13 @@ def look_deeper(
     if not stages:
         return processes
 
-    with node_lock(_LOCK_S):
-        for stage in stages:
-            processes = _run(stage, processes, deadline, tell)
+    try:
+        with node_lock(_LOCK_S):
+            for stage in stages:
+                processes = _run(stage, processes, deadline, tell)
+    except CaptureError as exc:
+        # What was seen without stopping anybody is still worth a lot.
+        processes = [_refused(p, exc) for p in processes]
     return processes
 
 
@@ -107,6 +113,16 @@ def _too_late(process: ProcessCapture, stage: str) -> ProcessCapture:
         status=CaptureStatus.TIMED_OUT,
         detail="the time for all processes of this node was over",
         remedy="allow more time, or name fewer processes",
+    )
+    return attrs.evolve(process, attempts=(*process.attempts, attempt))
+
+
+def _refused(process: ProcessCapture, exc: CaptureError) -> ProcessCapture:
+    attempt = Attempt(
+        tool="lock",
+        status=CaptureStatus.SKIPPED,
+        detail=str(exc),
+        remedy=exc.remedy or "",
     )
     return attrs.evolve(process, attempts=(*process.attempts, attempt))
 

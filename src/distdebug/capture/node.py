@@ -87,8 +87,6 @@ def capture_node(  # noqa: PLR0913 each can be left out
         What could be seen, and what not, and why.
 
     Raises:
-        CaptureError: Another collector is attached to processes of this node.
-
         OSError: The output folder cannot be written.
     """
     deadline = time.monotonic() + timeout_s
@@ -146,9 +144,6 @@ def capture_process(  # noqa: PLR0913 each can be left out
 
     Returns:
         What could be seen, also of a process that has ended.
-
-    Raises:
-        CaptureError: Another collector is attached to processes of this node.
     """
     (process,) = capture_node(
         pids=[pid],

@@ -22,6 +22,11 @@ __all__ = ["capture_text"]
 
 _MOST_ROWS = 32
 _MOST_FINDINGS = 3
+_MOST_FAILURES = 8
+# Where a tool is missing, the next one is tried.
+_FINE = {CaptureStatus.OK, CaptureStatus.TOOL_MISSING}
+# What they could not see is told with what is missing.
+_QUIET = {"faulthandler", "proc", "py-spy"}
 
 
 def capture_text(capture: Capture) -> str:
@@ -87,21 +92,25 @@ def _row(process: ProcessCapture) -> tuple[object, ...]:
 
 def _pauses(capture: Capture) -> Iterable[str]:
     """
-    Say who was stopped by our tools, and for how long.
+    Say who was stopped by our tools, and for how long; and what failed.
     """
     tried = [(p, a) for p in capture.processes for a in p.attempts]
     paused = [a.paused_s for _, a in tried if a.paused_s > 0]
     if paused:
-        yield (
-            f"stopped for a moment: {len(paused)} times, "
-            f"{max(paused):.1f} s at most"
-        )
+        times = "once" if len(paused) == 1 else f"{len(paused)} times"
+        yield f"stopped for a moment: {times}, {max(paused):.1f} s at most"
     for process, attempt in tried:
         if attempt.resumed:
             yield (
                 f"{attempt.tool} left pid {process.worker.pid} stopped; "
                 "it was told to go on (SIGCONT)"
             )
-        if attempt.tool != "py-spy" and attempt.status != CaptureStatus.OK:
-            detail = attempt.detail or attempt.status
-            yield clean(f"{attempt.tool}, pid {process.worker.pid}: {detail}")
+    failed = Counter(
+        (a.tool, a.detail or a.status, a.remedy)
+        for _, a in tried
+        if a.status not in _FINE and a.tool not in _QUIET
+    )
+    for (tool, detail, remedy), number in failed.most_common(_MOST_FAILURES):
+        advice = f" (try: {remedy})" if remedy else ""
+        noun = "process" if number == 1 else "processes"
+        yield clean(f"{tool}, {number} {noun}: {detail}{advice}", limit=400)
