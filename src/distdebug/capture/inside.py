@@ -41,7 +41,10 @@ _PAUSE_S = 0.002
 _MOST_THREADS = 512
 
 # They know no Python, and the job needs them most.
-_NATIVE = ("cuda", "nccl", "pt_nccl", "pt_gloo", "pt_tcp", "ucx", "jemalloc")
+_NATIVE = (
+    *("cuda", "gloo", "jemalloc", "nccl", "ucx"),
+    *("pt_gloo", "pt_nccl", "pt_tcpstore"),
+)
 
 
 def ask_process(
