@@ -23,10 +23,8 @@ __all__ = ["capture_text"]
 _MOST_ROWS = 32
 _MOST_FINDINGS = 3
 _MOST_FAILURES = 8
-# Where a tool is missing, the next one is tried.
-_FINE = {CaptureStatus.OK, CaptureStatus.TOOL_MISSING}
-# What they could not see is told with what is missing.
-_QUIET = {"faulthandler", "proc", "py-spy"}
+# After these others are tried, or what is missing is told anyway.
+_QUIET = {"faulthandler", "proc", "py-spy", "py-spy --native", "pystack"}
 
 
 def capture_text(capture: Capture) -> str:
@@ -108,7 +106,7 @@ def _pauses(capture: Capture) -> Iterable[str]:
     failed = Counter(
         (a.tool, a.detail or a.status, a.remedy)
         for _, a in tried
-        if a.status not in _FINE and a.tool not in _QUIET
+        if a.status is not CaptureStatus.OK and a.tool not in _QUIET
     )
     for (tool, detail, remedy), number in failed.most_common(_MOST_FAILURES):
         advice = f" (try: {remedy})" if remedy else ""

@@ -146,11 +146,12 @@ def run(args: argparse.Namespace) -> int:
     if args.repeat is None:
         return _explain_node(args)
 
+    status = _explain_node(args, clear=sys.stdout.isatty())
     # Whoever looks at it again and again ends it with Ctrl-C.
     with suppress(KeyboardInterrupt):
         while True:
-            status = _explain_node(args, clear=sys.stdout.isatty())
             time.sleep(args.repeat)
+            status = _explain_node(args, clear=sys.stdout.isatty())
     return status
 
 
