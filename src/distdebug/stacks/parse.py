@@ -183,14 +183,14 @@ def _missing(source: str, exc: Exception) -> Missing:
 
 def _parse(text: str, source: str) -> tuple[ProcessStacks, ...]:
     if _JSON.match(text) or ('"frames"' in text and _JSON_BELOW.search(text)):
-        processes = parse_json(text)
+        processes = join_processes(parse_json(text))
     else:
         processes = parse_text(text)
     if not processes:
         msg = "no stack of a known tool in it"
         raise ValueError(msg)
 
-    return tuple(_named(join_processes(processes), source))
+    return tuple(_named(processes, source))
 
 
 def _named(

@@ -14,6 +14,7 @@ from typing import Any
 
 import attrs
 
+from ..join import join_processes
 from ..model import ProcessStacks, ThreadStack
 from . import faulthandler, gdb, pyspy, pystack
 from .cuda import parse_kernels
@@ -62,10 +63,14 @@ def parse_text(text: str) -> tuple[ProcessStacks, ...]:
             or among other things.
 
     Returns:
-        Every process; if it occurs more than once, each time.  Its number is
-        :data:`UNKNOWN` if nothing tells it.
+        Every process once.  Its number is :data:`UNKNOWN` if nothing tells it.
     """
-    found = [p for stream in split_streams(text) for p in _processes(stream)]
+    # Two containers may have a process of the same number.
+    found = [
+        process
+        for stream in split_streams(text)
+        for process in join_processes(_processes(stream))
+    ]
     filled = [p for p in found if p.threads or p.kernels]
     return tuple(filled or found)
 
