@@ -4,8 +4,11 @@ What the unit tests share.
 
 from __future__ import annotations
 
+import os
 import sys
 
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -63,3 +66,122 @@ def rank_3(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("WORLD_SIZE", "8")
+
+
+class FakeProc:
+    """
+    A folder that looks like ``/proc``, with processes that do not exist.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = str(root)
+        self._folder = root
+
+    def folder(self, pid: int) -> Path:
+        """
+        Where the files of a process are.
+        """
+        return self._folder / str(pid)
+
+    def add(
+        self,
+        pid: int,
+        *arguments: str,
+        parent: int = 1,
+        name: str | None = None,
+        state: str = "S",
+        environ: Mapping[str, object] | None = None,
+        exe: str | None = None,
+        maps: str = "",
+        threads: Iterable[str] = (),
+        start: int | None = None,
+    ) -> Path:
+        """
+        Add a process.
+
+        Args:
+            pid: Its number.
+
+            arguments: Its command line.
+
+            parent: Who started it.
+
+            name: What the kernel calls it; by default its program.
+
+            state: The letter of its state.
+
+            environ: Its environment; ``None`` if nobody may read it.
+
+            exe: Its program; ``None`` if nobody may know.
+
+            maps: A library that is mapped into it, such as ``"libtorch.so"``.
+
+            threads: Names of its threads but the first.
+
+            start: When it started; by default those of higher number later.
+        """
+        folder = self.folder(pid)
+        (folder / "net").mkdir(parents=True)
+        (folder / "fd").mkdir()
+        if name is None:
+            name = arguments[0].rpartition("/")[2][:15] if arguments else ""
+        line = b"\0".join(os.fsencode(x) for x in arguments)
+        (folder / "cmdline").write_bytes(line + b"\0" if line else b"")
+        self._stat(
+            folder,
+            pid,
+            name,
+            state,
+            parent=parent,
+            start=pid if start is None else start,
+        )
+        for n, thread in enumerate([name, *threads]):
+            task = folder / "task" / str(pid + n)
+            task.mkdir(parents=True)
+            self._stat(task, pid + n, thread, state, parent=parent, start=pid)
+            (task / "comm").write_text(f"{thread}\n")
+        if environ is not None:
+            text = "\0".join(
+                f"{key}={value}" for key, value in environ.items()
+            )
+            (folder / "environ").write_text(f"{text}\0")
+            (folder / "maps").write_text(
+                f"7000-8000 r-xp 00000000 08:01 7 {' ' * 20}/x/{maps}\n"
+            )
+        if exe is not None:
+            (folder / "exe").symlink_to(exe)
+        return folder
+
+    @staticmethod
+    def _stat(
+        folder: Path,
+        pid: int,
+        name: str,
+        state: str,
+        *,
+        parent: int,
+        start: int,
+    ) -> None:
+        """
+        Write what the kernel tells anybody.
+        """
+        numbers = " ".join(["0"] * 9)
+        (folder / "stat").write_text(
+            f"{pid} ({name}) {state} {parent} {numbers} 150 50 0 0 20 0 1 0 "
+            f"{start} 1000 10\n"
+        )
+        escaped = name.replace("\\", "\\\\").replace("\n", "\\n")
+        (folder / "status").write_text(
+            f"Name:\t{escaped}\nState:\t{state} (fake)\nTracerPid:\t0\n"
+            "Uid:\t1000\t1001\t1000\t1000\n"
+            f"NSpid:\t{pid}\nSigCgt:\t0000000000000200\nSeccomp:\t0\n"
+            "voluntary_ctxt_switches:\t12\nnonvoluntary_ctxt_switches:\t3\n"
+        )
+
+
+@pytest.fixture
+def fake_proc(tmp_path: Path) -> FakeProc:
+    """
+    A folder that looks like ``/proc``, without any process yet.
+    """
+    return FakeProc(tmp_path / "proc")

@@ -12,7 +12,7 @@ from collections import defaultdict
 from .evidence import has_rank_threads
 from .frameworks import DATA_WORKER, ENGINE, TITLES
 from .scan import Process
-from .scene import Claim, Scene
+from .scene import Claim, Scene, is_inherited
 
 
 __all__ = ["correct_claims"]
@@ -27,17 +27,25 @@ def correct_claims(scene: Scene, claims: dict[int, Claim]) -> None:
 
         claims: What each process is; changed in place.
     """
-    for pid, (_, role) in list(claims.items()):
+    for pid, claim in list(claims.items()):
         process = scene.family.processes[pid]
         elder = scene.family.elder(process)
-        if elder is None or role not in {"rank", "launcher"}:
-            continue
-        if role == "launcher" or scene.family.is_copy(process, elder):
-            _make_launcher(scene, claims, elder, claims[pid])
+        if elder is not None and (
+            claim.role == "launcher"
+            or (claim.role == "rank" and _is_launched(scene, process, elder))
+        ):
+            _make_launcher(scene, claims, elder, claim)
 
     _claim_brothers(scene, claims)
     _claim_engines(scene, claims)
     _drop_doubles(scene, claims)
+
+
+def _is_launched(scene: Scene, process: Process, elder: Process) -> bool:
+    # Programs with another name may call torch's launcher.
+    is_torchrun = "TORCHELASTIC_RUN_ID" in scene.shown_by(process).environ
+    is_own = is_torchrun and not is_inherited(scene, process, elder)
+    return is_own or scene.family.is_copy(process, elder)
 
 
 def _make_launcher(

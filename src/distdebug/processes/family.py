@@ -87,9 +87,11 @@ class Family:
         """
         Every process, parents before their children.
         """
-        waiting = [
-            p.pid for p in self.processes.values() if self.parent(p) is None
-        ]
+        # Last come those without a parent, from where all others are reached.
+        waiting = sorted(
+            self.processes,
+            key=lambda pid: self.parent(self.processes[pid]) is None,
+        )
         seen: set[int] = set()
         while waiting:
             pid = waiting.pop()

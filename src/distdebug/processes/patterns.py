@@ -48,7 +48,9 @@ def is_match(process: Process, wanted: Sequence[re.Pattern[str]]) -> bool:
     """
     text = process.text
     first = process.arguments[0] if process.arguments else text
-    if first.rpartition("/")[2].lstrip("-").rstrip(":") in WRAPPERS:
+    # Some change their title: "tmux: server", "sshd: me@pts/1".
+    name = first.partition(":")[0].rpartition("/")[2].lstrip("-")
+    if name in WRAPPERS:
         text = first
     return any(pattern.search(text) for pattern in wanted)
 
