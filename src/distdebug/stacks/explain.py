@@ -12,16 +12,19 @@ import os
 from collections.abc import Iterable
 
 from ..findings import Cause, Finding
+from .look import Looker, explain_process
+from .family import find_family
 from .model import ProcessStacks, StackFrame, ThreadStack
 from .rules import read_rules
 from .source import ReadLine, SourceLines, source_line
-from .verdict import judge
-from .view import Looker, ProcessView, explain_process
+from .verdict import judge, views_of
+from .view import ProcessView
 
 
 __all__ = [
     "ProcessView",
     "explain_process",
+    "explain_ranks",
     "explain_stacks",
     "explain_threads",
 ]
@@ -52,6 +55,32 @@ def explain_stacks(
     """
     looker = Looker(read_rules(rules), SourceLines())
     return judge(tuple(stacks), looker)
+
+
+def explain_ranks(
+    stacks: Iterable[ProcessStacks],
+    *,
+    rules: Iterable[str | os.PathLike[str]] = (),
+) -> tuple[ProcessView, ...]:
+    """
+    What is each rank doing, whoever is to blame?
+
+    Args:
+        stacks: Processes of one job.
+
+        rules: Files of rules to be tried before our own.
+
+    Returns:
+        A view for each process that is nobody's child, joined with what its
+        children do.  Those without any stack, and with nothing wrong about
+        their state, have none.
+
+    Raises:
+        RulesError: A file of rules cannot be used.
+    """
+    looker = Looker(read_rules(rules), SourceLines())
+    gone, living = views_of(find_family(tuple(stacks)), looker)
+    return (*gone, *living)
 
 
 def explain_threads(

@@ -4,6 +4,8 @@ Who is a rank, and who works for one?
 
 from __future__ import annotations
 
+import re
+
 from collections.abc import Iterable, Sequence
 
 import attrs
@@ -20,6 +22,7 @@ _CHILDREN = frozenset({"dataloader", "compile", "child"})
 # others and wait for them.
 _WORKERS = (
     ("utils/data/_utils/worker.py", {"_worker_loop"}),
+    ("stateful_dataloader/worker.py", {"_worker_loop"}),
     ("concurrent/futures/process.py", {"_process_worker"}),
     ("multiprocessing/pool.py", {"worker"}),
     ("multiprocessing/resource_tracker.py", {"main"}),
@@ -34,6 +37,15 @@ _LAUNCHERS = (
     ("deepspeed/launcher/runner.py", {"main"}),
     ("accelerate/commands/launch.py", {"launch_command"}),
 )
+
+# Servers of models name their processes; so do those who took their place.
+_TITLES = (
+    (re.compile(r"^sglang::(gpu_worker|\w*scheduler)"), "rank"),
+    (re.compile(r"^sglang::"), "server"),
+    (re.compile(r"^VLLM::Worker"), "rank"),
+    (re.compile(r"^VLLM::"), "server"),
+)
+_PLACES = re.compile(r"(?<![A-Za-z])(TP|PP|DP|EP|CP)(\d{1,6})(?![0-9])")
 
 Key = tuple[str | None, int]
 
@@ -73,7 +85,7 @@ def find_family(processes: Iterable[ProcessStacks]) -> Family:
     Args:
         processes: All that is known of a job.
     """
-    roles = [(p, _role(p)) for p in processes]
+    roles = [(_placed(p), _role(p)) for p in processes]
     starters = {
         (p.host, p.pid) for p, role in roles if role in {"launcher", "server"}
     }
@@ -105,6 +117,10 @@ def _role(process: ProcessStacks) -> str:
     if process.role:
         return process.role
 
+    for title, role in _TITLES:
+        if title.match(process.command):
+            return role
+
     main = process.main_thread
     lines = [
         (last_name(f.name), f.filename.replace("\\", "/"))
@@ -115,3 +131,21 @@ def _role(process: ProcessStacks) -> str:
             if any(n in names and path.endswith(end) for n, path in lines):
                 return role
     return ""
+
+
+def _placed(process: ProcessStacks) -> ProcessStacks:
+    """
+    Read from its title where a rank is in the mesh, if nobody did so yet.
+    """
+    is_rank = any(
+        title.match(process.command)
+        for title, role in _TITLES
+        if role == "rank"
+    )
+    if process.coordinates or not is_rank:
+        return process
+
+    found = _PLACES.findall(process.command[:200].replace("_", " "))
+    return attrs.evolve(
+        process, coordinates=tuple((k.lower(), int(n)) for k, n in found)
+    )

@@ -8,6 +8,8 @@ came back from whatever they did.
 
 from __future__ import annotations
 
+import re
+
 from collections.abc import Iterable, Sequence
 
 from ..findings import Confidence
@@ -17,6 +19,15 @@ from .motion import Motion, cpu_share, is_running, motion_of, wakes_per_s
 
 
 __all__ = ["find_gil_trouble", "wants_gil"]
+
+_CALLS = 16
+_RUNS_PYTHON = re.compile(r"^_?PyEval_(EvalFrame|EvalCode|Vector)")
+# Functions of Python itself give the lock up before they wait.
+_LETS_GO = re.compile(
+    r"lock_PyThread_acquire|acquire_timed|PySleep|pysleep|time_sleep|^select_"
+    r"|^sock_|^_io_|^os_\w+_impl|^_Py_(read|write|open)|gil_scoped_release"
+    r"|PyEval_SaveThread|semlock_acquire|_PySemaphore|PyThread_acquire_lock"
+)
 
 # Whoever waits for the lock looks every 5 ms whether it is free; on a busy
 # machine less often.
@@ -47,7 +58,7 @@ def find_gil_trouble(
     owner = _owner(threads)
     waiting = [t for t in threads if t is not owner and wants_gil(t)]
     if owner is None:
-        return _without_owner(waiting, main)
+        return _without_owner(threads, waiting, main)
 
     is_blocked = _is_blocked(owner)
     if is_blocked and (waiting or _is_sure(owner)):
@@ -115,11 +126,33 @@ def _hogs(owner: ThreadStack, main: ThreadStack) -> bool:
 
 
 def _without_owner(
-    waiting: Sequence[ThreadStack], main: ThreadStack
+    threads: Sequence[ThreadStack],
+    waiting: Sequence[ThreadStack],
+    main: ThreadStack,
 ) -> Trouble | None:
-    if main in waiting and motion_of(main) is not Motion.MOVING:
+    """
+    Who holds it, if the tool does not tell?
+    """
+    if not waiting or motion_of(main) is Motion.MOVING:
+        return None
+    if main in waiting:
         return main, "is waiting for the lock of the interpreter", "likely"
-    return None
+
+    others = [t for t in threads if t not in waiting and _may_hold(t)]
+    if others != [main] or is_running(main):
+        return None
+    doing = "seems to hold the lock of the interpreter while it waits"
+    return main, _say(main, doing, waiting), "possible"
+
+
+def _may_hold(thread: ThreadStack) -> bool:
+    """
+    Whether a native stack lets it be that the thread holds the lock.
+    """
+    natives = [f.name for f in (thread.native or thread.frames)[:200]]
+    return any(map(_RUNS_PYTHON.match, natives)) and not any(
+        map(_LETS_GO.search, natives[:_CALLS])
+    )
 
 
 def _say(

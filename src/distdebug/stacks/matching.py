@@ -38,6 +38,8 @@ class Sight:
         read_line: Reads the code of a file and line.
 
         outside: From which line of the Python stack on not to look.
+
+        gpu: Whether its process uses a GPU; ``None`` if unknown.
     """
 
     def __init__(
@@ -45,8 +47,11 @@ class Sight:
         thread: ThreadStack,
         read_line: ReadLine,
         outside: int = _MOST_FRAMES,
+        *,
+        gpu: bool | None = None,
     ) -> None:
         self.thread = thread
+        self.gpu = gpu
         self._read_line = read_line
         frames = thread.frames[:_MOST_FRAMES]
         self.python = tuple(f for f in frames if not is_native(f))[:outside]
@@ -182,7 +187,7 @@ def _fits(
     """
     The line that makes a rule fit, whose line of Python is known already.
     """
-    if rule.waits and sight.runs:
+    if (rule.waits and sight.runs) or (rule.gpu and sight.gpu is False):
         return None
     if rule.native is not None:
         near = sight.natives[: rule.native_within]

@@ -39,6 +39,7 @@ _EVERYWHERE = 1_000_000
 # All others are texts.
 _TYPES: Mapping[str, type | tuple[type, ...]] = {
     "waits": bool,
+    "gpu": bool,
     "wakes": (int, float),
     "within": int,
     "native_within": int,
@@ -134,6 +135,8 @@ class Rule:
 
         waits: Whether it only fits a thread that does not run.
 
+        gpu: Whether it only fits a process that may use a GPU.
+
         wakes: How often per second a thread wakes up at most although nothing
             happens.  ``None`` if unknown.
 
@@ -174,6 +177,7 @@ class Rule:
         converter=_pattern, default=None
     )
     waits: bool = False
+    gpu: bool = False
     wakes: float | None = None
     doing: str = ""
     remedy: str = ""

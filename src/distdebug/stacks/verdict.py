@@ -14,16 +14,17 @@ from ..findings import Cause, Finding
 from ..ranks import fold_ranks
 from .family import Family, find_family
 from .kernels import with_kernels
+from .look import Looker
 from .model import ProcessStacks
 from .motion import Motion
 from .operation import is_receiving, operation_of
 from .state import state_view
-from .view import Looker, ProcessView
+from .view import ProcessView
 from .wording import agree, finding, names_of, say, say_waiting
 from .workers import with_workers
 
 
-__all__ = ["judge"]
+__all__ = ["judge", "views_of"]
 
 _WAITS = frozenset({Cause.COLLECTIVE_WAIT, Cause.RENDEZVOUS_WAIT})
 _IDLE = frozenset({Cause.IDLE, Cause.EVENT_LOOP_IDLE})
@@ -46,15 +47,7 @@ def judge(
         looker: Explains single processes.
     """
     family = find_family(processes)
-    gone: list[ProcessView] = []
-    views: list[ProcessView] = []
-    for process in family.ranks:
-        if (state := state_view(process, looker.book)) is not None:
-            gone.append(state)
-        elif (view := looker.explain(process)) is not None:
-            joined = with_workers(view, family, looker)
-            views.append(with_kernels(joined, looker.book))
-
+    gone, views = views_of(family, looker)
     if not gone and (moving := _movement(views)):
         return moving
 
@@ -67,6 +60,31 @@ def judge(
     # Whoever waits, waits for the dead.
     innocent = {Cause.COLLECTIVE_WAIT, Cause.RENDEZVOUS_WAIT} if gone else ()
     return (*first, *(f for f in living if f.cause not in innocent))
+
+
+def views_of(
+    family: Family, looker: Looker
+) -> tuple[list[ProcessView], list[ProcessView]]:
+    """
+    What is each rank doing, together with its children?
+
+    Args:
+        family: All that is known of a job.
+
+        looker: Explains single processes.
+
+    Returns:
+        Those that cannot run, and the others.
+    """
+    gone: list[ProcessView] = []
+    views: list[ProcessView] = []
+    for process in family.ranks:
+        if (state := state_view(process, looker.book)) is not None:
+            gone.append(state)
+        elif (view := looker.explain(process)) is not None:
+            joined = with_workers(view, family, looker)
+            views.append(with_kernels(joined, looker.book))
+    return gone, views
 
 
 def _of_the_living(
@@ -109,7 +127,7 @@ def _of_own_causes(views: Views) -> Iterable[Finding]:
     """
     Where nobody waits for anybody, everyone has a cause of their own.
     """
-    known = [v for v in views if v.cause is not Cause.UNKNOWN]
+    known = [v for v in views if v.cause is not Cause.UNKNOWN] or views
     still = [v for v in known if v.motion is not Motion.MOVING]
     for group in _by_importance(still or known):
         yield finding(group)
@@ -194,8 +212,9 @@ def _of_idle(idle: Views, family: Family, looker: Looker) -> Iterable[Finding]:
         and view.cause is Cause.FUTURE_WAIT
     ]
     if asking and idle:
-        tail = f"; {say(idle)}: a message between them got lost"
+        tail = f"; {say(idle)}: a message between them may be lost"
         yield finding(asking, tail=tail, changes={"confidence": "possible"})
+        return
     yield from (finding(g) for g in _alike(idle, _key))
 
 

@@ -10,8 +10,9 @@ import attrs
 
 from ..findings import Cause
 from .family import Family
+from .look import Looker
 from .state import state_view
-from .view import Looker, ProcessView, evidence_of
+from .view import ProcessView, evidence_of
 
 
 __all__ = ["with_workers"]

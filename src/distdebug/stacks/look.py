@@ -1,0 +1,376 @@
+"""
+What is this process doing, and which line says so?
+
+Usually its main thread tells.  Where that only waits for another thread of the
+same process, the other one may tell more: backward passes, training loops of
+Ray, and whoever holds the lock of the interpreter run elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import attrs
+
+from ..findings import Cause, Confidence, Location
+from .around import (
+    is_in_loop,
+    is_program,
+    outside_of,
+    own_frames,
+    uses_gpu,
+)
+from .gil import find_gil_trouble
+from .matching import Matcher, Sight
+from .model import ProcessStacks, StackFrame, ThreadStack
+from .motion import Motion, motion_of
+from .places import is_native, is_users, user_frame, where
+from .rules import Rule, RuleBook, read_rules
+from .running import IsInLoop, cause_of_running
+from .source import ReadLine, SourceLines
+from .view import ProcessView, evidence_of
+
+
+__all__ = ["Looker", "explain_process"]
+
+_MOST_THREADS = 256
+_MOST_NAME = 80
+# Actors of Ray train in a thread of their own.
+_ACTOR = "Ray worker"
+
+# Who waits so, waits for another thread, which may tell more.
+_LEAVES_IT = frozenset(
+    {
+        Cause.FUTURE_WAIT,
+        Cause.QUEUE_WAIT,
+        Cause.LOCK_DEADLOCK,
+        Cause.IDLE,
+        Cause.EVENT_LOOP_IDLE,
+        Cause.SLEEPING,
+    }
+)
+# What another thread may tell that is more than that somebody waits for it.
+_TELLS_MORE = frozenset(
+    {
+        Cause.COLLECTIVE_WAIT,
+        Cause.RENDEZVOUS_WAIT,
+        Cause.GPU_SYNC_WAIT,
+        Cause.LAUNCH_BLOCKED,
+        Cause.COMPILING,
+        Cause.CHECKPOINTING,
+        Cause.DATALOADER_WAIT,
+        Cause.IMPORT_LOCK,
+    }
+)
+# Rules that tell of a lock, and not of an event or a file.
+_LOCKS = frozenset(
+    {
+        "lock",
+        "lock, in the kernel",
+        "lock, in native code",
+        "line that locks",
+        "line that locks, and waits",
+    }
+)
+_IDLE = frozenset({Cause.IDLE, Cause.EVENT_LOOP_IDLE})
+# What blocks an event loop, if it happens in one.
+_BLOCKS_LOOP = frozenset(
+    {
+        None,
+        Cause.SLEEPING,
+        Cause.IO_WAIT,
+        Cause.LOCK_DEADLOCK,
+        Cause.SUBPROCESS_WAIT,
+        Cause.QUEUE_WAIT,
+        Cause.FUTURE_WAIT,
+        Cause.PYTHON_LOOP,
+        Cause.NATIVE_SPIN,
+    }
+)
+
+
+# Which of these a loop that is not blocked shows now and then.
+_MAY_BE_SHORT = frozenset({None, Cause.PYTHON_LOOP, Cause.NATIVE_SPIN})
+
+
+@attrs.frozen
+class _Said:
+    thread: ThreadStack
+    cause: Cause | None
+    rule: Rule | None
+    frame: StackFrame | None
+    motion: Motion
+
+
+class Looker:
+    """
+    Explains processes, and remembers what it learned about lines.
+
+    Args:
+        book: The rules.
+
+        read_line: Reads the code of a file and line.
+    """
+
+    def __init__(self, book: RuleBook, read_line: ReadLine) -> None:
+        self.book = book
+        self.matcher = Matcher(book)
+        self._read_line = read_line
+        self._is_in_loop: IsInLoop = getattr(
+            read_line, "is_in_loop", lambda *_: None
+        )
+
+    def explain(self, process: ProcessStacks) -> ProcessView | None:
+        """
+        Tell what a process is doing; ``None`` if it has no stack.
+
+        Args:
+            process: The process.
+        """
+        threads = [t for t in process.threads if t.frames or t.native]
+        main = next((t for t in threads if t.is_main), None)
+        main = main or next(filter(is_program, threads), None)
+        main = main or next(filter(self._tells, threads), None)
+        main = main or next(iter(threads), None)
+        if main is None:
+            return None
+
+        said = self._thread(main, process)
+        others = self._others(process, main, said)
+        gil = find_gil_trouble(threads, main)
+        if gil is not None and not _explains_itself(said, gil[0]):
+            return self._of_gil(process, gil)
+        if len(locks := _lock_waits([said, *others])) > 1:
+            return self._of_locks(process, locks)
+
+        return self._view(process, _better(said, others), said)
+
+    def _tells(self, thread: ThreadStack) -> bool:
+        return not self.matcher.is_helper(thread)
+
+    def _others(
+        self, process: ProcessStacks, main: ThreadStack, said: _Said
+    ) -> Sequence[_Said]:
+        is_backward = said.rule is not None and "backward" in said.rule.name
+        if (
+            said.cause is not None
+            and said.cause not in _LEAVES_IT
+            and not is_backward
+        ):
+            return ()
+
+        threads = (
+            t
+            for t in process.threads
+            if t is not main and self._tells(t) and t.frames
+        )
+        found = [
+            self._thread(t, process)
+            for _, t in zip(range(_MOST_THREADS), threads, strict=False)
+        ]
+        return [s for s in found if _has_say(s)]
+
+    def _thread(self, thread: ThreadStack, process: ProcessStacks) -> _Said:
+        outside = outside_of(thread, process)
+        gpu = uses_gpu(process)
+        sight = Sight(thread, self._read_line, outside, gpu=gpu)
+        hit = self.matcher.first(sight)
+        if hit is not None:
+            rule, frame = hit
+            motion = motion_of(thread, rule.wakes)
+            return _Said(thread, rule.cause, rule, frame, motion)
+
+        cause = cause_of_running(sight, self._is_in_loop)
+        motion = motion_of(thread)
+        return _Said(thread, cause, None, sight.innermost, motion)
+
+    def _view(
+        self, process: ProcessStacks, said: _Said, main: _Said
+    ) -> ProcessView:
+        cause = said.cause
+        doing = self._doing(said)
+        confidence: Confidence = (
+            said.rule.confidence if said.rule else "likely"
+        )
+        remedy = said.rule.remedy if said.rule else ""
+        if cause in _BLOCKS_LOOP and is_in_loop(said.thread):
+            doing = f"is blocking its event loop: it {doing}"
+            if said.motion is Motion.UNKNOWN and cause in _MAY_BE_SHORT:
+                confidence = "possible"
+            cause, remedy = Cause.EVENT_LOOP_STALL, ""
+        cause = cause or Cause.UNKNOWN
+        return ProcessView(
+            process=process,
+            cause=cause,
+            doing=doing,
+            thread=said.thread,
+            frame=said.frame,
+            location=_location(process, said, main),
+            motion=said.motion,
+            confidence=confidence,
+            remedy=remedy or self.book.remedy.get(cause, ""),
+            rule=said.rule.name if said.rule else "",
+            note=_note(said),
+            evidence=(evidence_of(process, main.thread, main.frame),)
+            if main is not said
+            else (),
+        )
+
+    def _doing(self, said: _Said) -> str:
+        if said.rule is not None and said.rule.doing:
+            return said.rule.doing
+
+        return self.book.doing.get(said.cause or Cause.UNKNOWN, "")
+
+    def _of_gil(
+        self, process: ProcessStacks, gil: tuple[ThreadStack, str, Confidence]
+    ) -> ProcessView:
+        thread, doing, confidence = gil
+        cause = Cause.GIL_CONTENTION
+        frames = thread.frames or thread.native
+        return ProcessView(
+            process=process,
+            cause=cause,
+            doing=doing,
+            thread=thread,
+            frame=next(iter(frames), None),
+            location=where(_python_line(frames)),
+            motion=Motion.STILL,
+            confidence=confidence,
+            remedy=self.book.remedy.get(cause, ""),
+        )
+
+    def _of_locks(
+        self, process: ProcessStacks, locks: Sequence[_Said]
+    ) -> ProcessView:
+        first, *others = locks
+        places = [where(user_frame(s.thread.frames)) for s in locks]
+        also = ", ".join(p.brief for p in places[1:4] if p is not None)
+        return ProcessView(
+            process=process,
+            cause=Cause.LOCK_DEADLOCK,
+            doing="has threads that wait for each other's locks",
+            thread=first.thread,
+            frame=first.frame,
+            location=places[0],
+            motion=first.motion,
+            confidence=_least_sure(locks),
+            remedy=self.book.remedy.get(Cause.LOCK_DEADLOCK, ""),
+            note=f"and in {also}" if also else "",
+            rule="cycle of locks",
+            evidence=tuple(
+                evidence_of(process, s.thread, s.frame) for s in others[:3]
+            ),
+        )
+
+
+def explain_process(
+    process: ProcessStacks,
+    *,
+    book: RuleBook | None = None,
+    read_line: ReadLine | None = None,
+) -> ProcessView | None:
+    """
+    What is this process doing?
+
+    Args:
+        process: The process.
+
+        book: The rules; by default our own.
+
+        read_line: Returns the code of a file and line, or ``""``; by default
+            it is read where it is on this machine.
+
+    Returns:
+        What it is doing; ``None`` if it has no stack.
+    """
+    book = read_rules() if book is None else book
+    return Looker(book, read_line or SourceLines()).explain(process)
+
+
+def _location(
+    process: ProcessStacks, said: _Said, main: _Said
+) -> Location | None:
+    """
+    The line of the user, or the next best one.
+    """
+    best = _python_line(own_frames(said.thread, process))
+    if said is not main and (best is None or not is_users(best)):
+        # A backward pass runs in a thread that knows nothing of the user.
+        outer = _python_line(own_frames(main.thread, process))
+        if outer is not None and (best is None or is_users(outer)):
+            best = outer
+    return where(best)
+
+
+def _python_line(frames: Iterable[StackFrame]) -> StackFrame | None:
+    best = user_frame(frames)
+    return None if best is None or is_native(best) else best
+
+
+def _note(said: _Said) -> str:
+    """
+    Name what is known of a wait that has no line of Python, or goes on in
+    the kernel.
+    """
+    call = said.thread.system_call
+    if said.cause is Cause.IO_WAIT and call is not None and call.target:
+        return f"({call.name} of {call.target})"
+    frames = said.thread.frames
+    has_python = not all(map(is_native, frames))
+    if said.frame is None or has_python or not is_native(said.frame):
+        return ""
+    return f"(in {said.frame.name[:_MOST_NAME]})"
+
+
+def _has_say(said: _Said) -> bool:
+    """
+    Whether a thread is more than one of a library that waits, as usual.
+    """
+    return said.cause in _TELLS_MORE or any(map(is_users, said.thread.frames))
+
+
+def _explains_itself(main: _Said, owner: ThreadStack) -> bool:
+    """
+    Whether the main thread holds the lock in a wait that has a better name.
+    """
+    return (
+        owner is main.thread
+        and main.rule is not None
+        and main.rule.file is not None
+    )
+
+
+def _better(main: _Said, others: Iterable[_Said]) -> _Said:
+    is_backward = main.rule is not None and "backward" in main.rule.name
+    if main.cause in _LEAVES_IT or main.cause is None or is_backward:
+        for other in others:
+            if other.cause in _TELLS_MORE:
+                return other
+    is_actor = main.rule is not None and main.rule.name.startswith(_ACTOR)
+    if main.cause in _IDLE:
+        for other in others:
+            if other.cause not in _IDLE and (other.cause or is_actor):
+                return other
+    return main
+
+
+def _lock_waits(all_said: Iterable[_Said]) -> Sequence[_Said]:
+    """
+    The threads that wait for a lock that somebody else holds.
+    """
+    return [
+        said
+        for said in all_said
+        if said.cause is Cause.LOCK_DEADLOCK
+        and said.rule is not None
+        and said.rule.name in _LOCKS
+        and said.motion is not Motion.MOVING
+    ]
+
+
+def _least_sure(all_said: Iterable[_Said]) -> Confidence:
+    sure = all(
+        s.rule is not None and s.rule.confidence == "likely" for s in all_said
+    )
+    return "likely" if sure else "possible"
