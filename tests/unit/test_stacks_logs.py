@@ -353,6 +353,22 @@ class TestProcesses:
         assert (7, ()) == (got.pid, got.threads)
         assert ["flash_fwd"] == [kernel.name for kernel in got.kernels]
 
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "RuntimeError: CUDA error: Kernel launch failed\n",
+            "Attaching to process 7\nptrace: Operation not permitted.\n",
+            "=== rank 3 ===\n",
+            "Thread 1 (LWP 7):\n",
+        ],
+    )
+    def test_no_stack(self, text):
+        """
+        A log that only speaks of such things holds no stack.
+        """
+        with pytest.raises(ValueError, match="no stack of a known tool"):
+            parse_stacks(text)
+
     def test_numbers(self):
         """
         Processes without a number are counted, past those that have one.

@@ -84,11 +84,13 @@ BACKGROUND = (
     ),
 )
 
+# Names that only such threads have.
 _NAMES = re.compile(
-    r"pt_(nccl_|autograd|gloo|tcpstore|elastic)\w*|cuda-?\w*|ZMQbg/.*|gloo\w*"
-    r"|jemalloc_bg\w*|grpc\w*|event_engine|tqdm.*|QueueFeederThread|wandb.*"
-    r"|asyncio_\d+|(Async)?IOThread.*"
+    r"cuda-?\w*|ZMQbg/.*|jemalloc_bg\w*|grpc\w*|event_engine|tqdm.*"
+    r"|QueueFeederThread|wandb.*|asyncio_\d+|gloo_tcp_loop|pt_tcpstore\w*"
 )
+# Names of threads that also work; if nothing is seen of them, they wait.
+_SILENT = re.compile(r"pt_(nccl_|autograd|gloo|elastic)\w*")
 
 
 def is_background(thread: ThreadStack) -> bool:
@@ -106,6 +108,8 @@ def is_background(thread: ThreadStack) -> bool:
         return False
     if not thread.frames and _NAMES.fullmatch(thread.name):
         return True
+    if not thread.frames and not thread.native:
+        return _SILENT.fullmatch(thread.name) is not None
 
     # Python says what a thread is for; the rest says how it waits.
     python = [f for f in thread.frames if not f.is_native]

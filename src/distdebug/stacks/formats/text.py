@@ -76,8 +76,8 @@ def parse_text(text: str) -> tuple[ProcessStacks, ...]:
 
 
 def _processes(stream: Stream) -> Iterator[ProcessStacks]:
-    drafts = [d for d in _drafts(stream.lines) if _is_worth(d)]
-    built = [_build(draft) for draft in drafts]
+    drafts = _drafts(stream.lines)
+    built = [p for d in drafts if _is_worth(d, p := _build(d))]
     pids = {process.pid for process in built}
     # A task of Slurm is a rank if it is one process.
     rank = stream.rank
@@ -99,8 +99,10 @@ def _processes(stream: Stream) -> Iterator[ProcessStacks]:
         )
 
 
-def _is_worth(draft: _Draft) -> bool:
-    return bool(draft.blocks or draft.command or draft.gpu)
+def _is_worth(draft: _Draft, process: ProcessStacks) -> bool:
+    # What py-spy calls a process is one, also without threads.
+    is_named = draft.tool == "py-spy"
+    return bool(process.threads or process.kernels or is_named)
 
 
 def _drafts(lines: Iterable[str]) -> list[_Draft]:
