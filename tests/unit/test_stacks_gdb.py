@@ -124,8 +124,10 @@ class TestFrames:
                 native("c10::Pool::loop(unsigned long)", "/x/libc10.so"),
             ),
             (
-                "#5  std::function<void (int)>::operator()(int) const "
-                "(this=0x1, s=\"a) at b\", c=40 '(') at /usr/include/f.h:688",
+                (
+                    "#5  std::function<void (int)>::operator()(int) const "
+                    "(this=0x1, s=\"a) at b\", c=40 '(') at /usr/include/f.h:688"
+                ),
                 native(
                     "std::function<void (int)>::operator()(int) const",
                     "/usr/include/f.h",
@@ -133,8 +135,10 @@ class TestFrames:
                 ),
             ),
             (
-                "#6  0x1 in (anonymous namespace)::f(int) [clone .isra.0] (x=1)"
-                " at a b (c)/x.cpp:3",
+                (
+                    "#6  0x1 in (anonymous namespace)::f(int) [clone .isra.0] (x=1)"
+                    " at a b (c)/x.cpp:3"
+                ),
                 native(
                     "(anonymous namespace)::f(int) [clone .isra.0]",
                     "a b (c)/x.cpp",

@@ -253,14 +253,18 @@ class TestProcesses:
         [
             # py-spy without the line of the process
             (
-                'Thread 1 (idle): "MainThread"\n f (a.py:1)\n'
-                'Thread 2 (idle): "MainThread"\n g (a.py:1)\n',
+                (
+                    'Thread 1 (idle): "MainThread"\n f (a.py:1)\n'
+                    'Thread 2 (idle): "MainThread"\n g (a.py:1)\n'
+                ),
                 [["f"], ["g"]],
             ),
             # gdb counts down to 1
             (
-                "Thread 2 (LWP 12):\n#0  a ()\nThread 1 (LWP 11):\n#0  b ()\n"
-                "Thread 3 (LWP 23):\n#0  c ()\nThread 1 (LWP 21):\n#0  d ()\n",
+                (
+                    "Thread 2 (LWP 12):\n#0  a ()\nThread 1 (LWP 11):\n#0  b ()\n"
+                    "Thread 3 (LWP 23):\n#0  c ()\nThread 1 (LWP 21):\n#0  d ()\n"
+                ),
                 [["a", "b"], ["c", "d"]],
             ),
             (
@@ -269,9 +273,11 @@ class TestProcesses:
             ),
             # gdb says which process it leaves
             (
-                "Attaching to process 7\n#0  a ()\n#1  main ()\n"
-                "[Inferior 1 (process 7) detached]\n"
-                "Attaching to process 8\n#0  b ()\n#1  main ()\n",
+                (
+                    "Attaching to process 7\n#0  a ()\n#1  main ()\n"
+                    "[Inferior 1 (process 7) detached]\n"
+                    "Attaching to process 8\n#0  b ()\n#1  main ()\n"
+                ),
                 [["a"], ["b"]],
             ),
             # threads without numbers
@@ -281,28 +287,34 @@ class TestProcesses:
             ),
             # pystack and faulthandler end with the main thread
             (
-                "Traceback for thread 3 [] (most recent call last):\n"
-                '(Python) File "a.py", line 1, in <module>\n'
-                '(Python) File "a.py", line 1, in f\n'
-                "Traceback for thread 4 [] (most recent call last):\n"
-                '(Python) File "a.py", line 1, in g\n',
+                (
+                    "Traceback for thread 3 [] (most recent call last):\n"
+                    '(Python) File "a.py", line 1, in <module>\n'
+                    '(Python) File "a.py", line 1, in f\n'
+                    "Traceback for thread 4 [] (most recent call last):\n"
+                    '(Python) File "a.py", line 1, in g\n'
+                ),
                 [["f"], ["g"]],
             ),
             (
-                "Thread 0x1 (most recent call first):\n"
-                '  File "a.py", line 1 in f\n  File "a.py", line 1 in <module>\n'
-                "Thread 0x2 (most recent call first):\n"
-                '  File "a.py", line 1 in g\n'
-                "Fatal Python error: Aborted\n\n"
-                "Current thread 0x3 (most recent call first):\n"
-                '  File "a.py", line 1 in h\n',
+                (
+                    "Thread 0x1 (most recent call first):\n"
+                    '  File "a.py", line 1 in f\n  File "a.py", line 1 in <module>\n'
+                    "Thread 0x2 (most recent call first):\n"
+                    '  File "a.py", line 1 in g\n'
+                    "Fatal Python error: Aborted\n\n"
+                    "Current thread 0x3 (most recent call first):\n"
+                    '  File "a.py", line 1 in h\n'
+                ),
                 [["f"], ["g"], ["h"]],
             ),
             (
-                "Timeout (0:00:01)!\nThread 0x1 (most recent call first):\n"
-                '  File "a.py", line 1 in f\n'
-                "Timeout (0:00:01)!\nThread 0x1 (most recent call first):\n"
-                '  File "a.py", line 1 in g\n',
+                (
+                    "Timeout (0:00:01)!\nThread 0x1 (most recent call first):\n"
+                    '  File "a.py", line 1 in f\n'
+                    "Timeout (0:00:01)!\nThread 0x1 (most recent call first):\n"
+                    '  File "a.py", line 1 in g\n'
+                ),
                 [["g"]],
             ),
         ],

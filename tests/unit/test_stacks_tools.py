@@ -10,8 +10,8 @@ from distdebug.stacks.formats import calls
 from distdebug.stacks.formats.cuda import parse_kernels
 from distdebug.stacks.formats.faulthandler import parse_faulthandler
 from distdebug.stacks.formats.gil import wants_gil
-from distdebug.stacks.formats.pystack import parse_pystack
 from distdebug.stacks.formats.pyspy import header_of, read_thread
+from distdebug.stacks.formats.pystack import parse_pystack
 from distdebug.stacks.model import GpuKernel, StackFrame
 
 
