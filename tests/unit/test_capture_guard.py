@@ -12,6 +12,8 @@ import sys
 import threading
 import time
 
+from pathlib import Path
+
 import pytest
 
 from distdebug.capture import guard, guard_program
@@ -50,6 +52,18 @@ def is_gone(pid):
     """
     state = read_state(pid)
     return state is None or state.letter == "Z"
+
+
+@pytest.fixture(autouse=True)
+def _impatient(tmp_path, monkeypatch):
+    """
+    Stops that arrive late arrive within shorter time here.
+    """
+    text = Path(guard_program.__file__).read_text(encoding="utf-8")
+    copy = tmp_path / "guard_program.py"
+    copy.write_text(text.replace("_LATE_S = 1.0", "_LATE_S = 0.1"))
+    monkeypatch.setattr(guard_program, "__file__", str(copy))
+    monkeypatch.setattr(guard_program, "_LATE_S", 0.1)
 
 
 @pytest.fixture
@@ -498,9 +512,12 @@ class TestResume:
 
         before = sight_of(sleeper.pid)
         sleeper.send_signal(signal.SIGSTOP)
-        monkeypatch.setattr(guard_program.os, "kill", refuse)
+        with monkeypatch.context() as patch:
+            patch.setattr(guard_program.os, "kill", refuse)
 
-        assert not resume(sleeper.pid, before, watch_s=0.1)
+            resumed = resume(sleeper.pid, before, watch_s=0.1)
+
+        assert not resumed
 
 
 class TestProgram:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from .._text import without_controls
 from ..errors import CaptureError
 from ..processes.model import ProcessState
 from ..processes.state import read_state
@@ -50,7 +51,7 @@ class Told(NamedTuple):
     Attributes:
         threads: The threads of the process; none if it did not tell.
 
-        text: What it printed.
+        text: What it printed, fit for a terminal.
 
         attempt: How it went.
     """
@@ -105,7 +106,9 @@ def attach(
         return Told((), "", Attempt(tool=tool.name, **why._asdict()))
 
     threads = outer_numbers(_parsed(tool, got.output), pid, number)
-    return Told(threads, got.output, _attempt(tool, pid, got, threads, state))
+    attempt = _attempt(tool, pid, got, threads, state)
+    # Names of threads and functions may hold anything.
+    return Told(threads, without_controls(got.output), attempt)
 
 
 def _refused(tool: Tool, status: CaptureStatus, remedy: str) -> Told:

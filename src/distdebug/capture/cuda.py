@@ -12,6 +12,7 @@ import time
 
 import attrs
 
+from .._text import without_controls
 from ..processes.state import read_state
 from ..stacks.formats.cuda import parse_kernels
 from ..stacks.formats.gdb import parse_gdb
@@ -128,7 +129,7 @@ def _from_dump(pid: int, timeout_s: float, *, may_abort: bool) -> CudaOutcome:
         return CudaOutcome(attempts=(attempt,))
     return CudaOutcome(
         kernels=parse_kernels(got.output),
-        text=got.output,
+        text=without_controls(got.output),
         attempts=(attempt,),
     )
 
