@@ -43,8 +43,10 @@ def write_stack(folder, rank, *lines):
     thread = ThreadStack(
         name="MainThread", frames=frames, thread_id=7, is_main=True
     )
-    process = ProcessStacks(pid=7, source="", threads=(thread,), rank=rank)
-    path = folder / f"pyspy_node1_{rank}.json"
+    process = ProcessStacks(
+        pid=7 + rank, source="", threads=(thread,), rank=rank
+    )
+    path = folder / f"pyspy_node1_{7 + rank}.json"
     path.write_text(stacks_to_json(process))
     return path
 
@@ -112,7 +114,7 @@ def test_only_stacks(tmp_path):
 
 def test_different_stacks(tmp_path):
     """
-    If they differ, they do not tell who holds up whom.
+    If nobody is seen to wait for anybody, the first is but a suspect.
     """
     write_stack(tmp_path, 1, ("sleep", "train.py", 40))
     write_stack(
@@ -121,9 +123,50 @@ def test_different_stacks(tmp_path):
 
     diagnosis = diagnose(tmp_path)
 
-    assert Cause.UNKNOWN is diagnosis.verdict.cause
+    assert (Cause.SLEEPING, "possible") == (
+        diagnosis.verdict.cause,
+        diagnosis.verdict.confidence,
+    )
     assert 2 == len(diagnosis.findings)
     assert "enable the Flight Recorder" in diagnosis.verdict.remedy
+
+
+def test_outlier(tmp_path):
+    """
+    Whoever is not where the others wait is to blame, without any dump.
+    """
+    for rank in (0, 1, 3):
+        write_stack(
+            tmp_path,
+            rank,
+            (
+                "all_reduce",
+                "/v/site-packages/torch/distributed/distributed_c10d.py",
+                2800,
+            ),
+        )
+    write_stack(tmp_path, 2, ("sleep", "train.py", 40))
+
+    diagnosis = diagnose(tmp_path)
+
+    assert (Cause.SLEEPING, (2,), "likely", (0, 1, 3)) == (
+        diagnosis.verdict.cause,
+        diagnosis.verdict.ranks,
+        diagnosis.verdict.confidence,
+        diagnosis.victims,
+    )
+
+
+def test_unknown_stacks(tmp_path):
+    """
+    Stacks that tell nothing are told to tell nothing.
+    """
+    write_stack(tmp_path, 1, ("f", "train.py", 40))
+
+    diagnosis = diagnose(tmp_path)
+
+    assert Cause.UNKNOWN is diagnosis.verdict.cause
+    assert "native" in diagnosis.verdict.remedy
 
 
 def test_unreadable_dumps(tmp_path):

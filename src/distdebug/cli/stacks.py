@@ -47,7 +47,6 @@ Exit status: 0 all is well; 1 something was found; 2 could not look.
 # The third tells whether a change between the first two was the last one.
 _LOOKS = 3
 _MOST_FINDINGS = 3
-_FINE = {"healthy", "progressing", "idle", "event_loop_idle"}
 _CLEAR = "\x1b[2J\x1b[H"
 
 
@@ -237,4 +236,4 @@ def _as_plain(
 
 def _status(findings: Iterable[Finding]) -> int:
     first = next(iter(findings), None)
-    return int(first is not None and first.cause not in _FINE)
+    return int(first is not None and not first.cause.is_fine)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import attrs
@@ -15,13 +15,25 @@ from ..errors import NoDumpsError
 from ..findings import Cause, Diagnosis, Finding, Missing
 from ..flight_recorder.analysis.analyze import analyze_dumps
 from ..flight_recorder.read import read_dumps
-from ..stacks.explain import explain_stacks
+from ..stacks.explain import explain_ranks, explain_stacks
+from ..stacks.files import is_stack_like
+from ..stacks.model import ProcessStacks
 from ..stacks.parse import StackFiles, read_stack_files
 from .hosts import ended_well, host_views
 from .refine import refine
 
 
 __all__ = ["diagnose"]
+
+_WAITS = {Cause.COLLECTIVE_WAIT, Cause.RENDEZVOUS_WAIT}
+_UNKNOWN = Finding(
+    cause=Cause.UNKNOWN,
+    ranks=(),
+    summary="the stacks do not tell what the processes wait for",
+    confidence="possible",
+    remedy="take native stacks too (distdebug stacks --native), and enable "
+    "the Flight Recorder",
+)
 
 
 def diagnose(
@@ -64,24 +76,43 @@ def diagnose(
 
 
 def _may_hold_stacks(path: Path) -> bool:
-    return path.is_dir() or path.name.startswith("pyspy_")
+    return path.is_dir() or is_stack_like(path.name)
 
 
 def _from_stacks(found: StackFiles) -> Diagnosis:
+    """
+    Diagnose without any dump: who stands apart, and what do the others do?
+    """
     findings = explain_stacks(found.stacks)
     no_dumps = Missing(
         what="dump",
         reason="there are no Flight Recorder dumps, only stacks",
     )
-    unknown = Finding(
-        cause=Cause.UNKNOWN,
-        ranks=(),
-        summary="stacks alone do not tell who holds up whom",
-        confidence="possible",
-        remedy="enable the Flight Recorder and take the dumps of all ranks",
-    )
+    verdict = findings[0] if findings else _UNKNOWN
+    victims = _victims(found.stacks, verdict)
+    if len(findings) > 1 and not victims:
+        # Nobody is seen to wait for anybody: the first is only a suspect.
+        verdict = attrs.evolve(
+            verdict,
+            confidence="possible",
+            remedy="enable the Flight Recorder, and take the dumps of all "
+            "ranks: they tell who holds up whom",
+        )
+        findings = (verdict, *findings[1:])
     return Diagnosis(
-        verdict=findings[0] if len(findings) == 1 else unknown,
+        verdict=verdict,
         findings=findings,
+        victims=victims,
         missing=(no_dumps, *found.missing),
     )
+
+
+def _victims(
+    stacks: Iterable[ProcessStacks], verdict: Finding
+) -> tuple[int, ...]:
+    waiting = {
+        view.process.rank
+        for view in explain_ranks(stacks)
+        if view.process.rank is not None and view.cause in _WAITS
+    }
+    return tuple(sorted(waiting.difference(verdict.ranks)))

@@ -13,12 +13,18 @@ import attrs
 from ..findings import Cause, Evidence, Location
 from ..flight_recorder.columns import Dumps
 from ..flight_recorder.sidecar import Sidecar
-from ..location import user_location
-from ..stacks.explain import explain_threads
+from ..stacks.explain import ProcessView, explain_ranks
 from ..stacks.model import ProcessStacks, StackFrame, ThreadStack
 
 
 __all__ = ["HostView", "ended_well", "host_views"]
+
+_STATES = {
+    "T": "stopped",
+    "t": "stopped",
+    "Z": "dead",
+    "X": "dead",
+}
 
 
 @attrs.frozen(kw_only=True)
@@ -29,24 +35,27 @@ class HostView:
     Attributes:
         rank: Global rank.
 
-        cause: What its main thread is doing; ``None`` if no rule knows.
+        cause: What it is doing; ``None`` if no rule knows.
+
+        doing: The same, as a predicate, or ``""``.
 
         location: The line of user code that it is in.
 
-        evidence: The stack that says so.
+        evidence: The stacks that say so, of the rank and of its children.
 
         error: The exception that ended it, in one line, or ``""``.
 
         has_exited: Whether it ended without an error.
 
-        state: If its process still runs on this machine: ``"stopped"`` or
-            ``"running"``; otherwise ``""``.
+        state: What its process was last seen to be: ``"stopped"``,
+            ``"running"``, ``"dead"``; ``""`` if nobody looked.
     """
 
     rank: int
     cause: Cause | None = None
+    doing: str = ""
     location: Location | None = None
-    evidence: Evidence | None = None
+    evidence: tuple[Evidence, ...] = ()
     error: str = ""
     has_exited: bool = False
     state: str = ""
@@ -67,20 +76,22 @@ def host_views(
     Returns:
         One view per rank about which anything is known.
     """
-    rank_of = {(s.host, s.pid): s.rank for s in dumps.sidecars.values()}
-    captured = {}
-    for process in stacks:
-        rank = process.rank
-        if rank is None:
-            rank = rank_of.get((process.host or "", process.pid))
-        if rank is None:
-            rank = _only_one(process.pid, rank_of)
-        if rank is not None:
-            captured[rank] = process
-
+    captured = [_with_rank(p, dumps.sidecars) for p in stacks]
+    seen = {p.rank for p in captured}
+    own = [
+        _own_stacks(s) for s in dumps.sidecars.values() if s.rank not in seen
+    ]
+    explained = {v.process.rank: v for v in explain_ranks((*captured, *own))}
+    states = {p.rank: p.state for p in captured if p.state}
     return {
-        rank: _view(rank, dumps.sidecars.get(rank), captured.get(rank))
-        for rank in {*dumps.sidecars, *captured}
+        rank: _view(
+            rank,
+            dumps.sidecars.get(rank),
+            explained.get(rank),
+            states.get(rank, ""),
+        )
+        for rank in {*dumps.sidecars, *explained, *states}
+        if rank is not None
     }
 
 
@@ -125,48 +136,54 @@ def _process_state(sidecar: Sidecar) -> str:
     return "" if is_gone else "running"
 
 
-def _only_one(pid: int, rank_of: Mapping[tuple[str, int], int]) -> int | None:
-    ranks = [rank for (_, p), rank in rank_of.items() if p == pid]
-    return ranks[0] if len(ranks) == 1 else None
+def _with_rank(
+    process: ProcessStacks, sidecars: Mapping[int, Sidecar]
+) -> ProcessStacks:
+    """
+    Learn from the side-cars which rank this process is.
+    """
+    if process.rank is not None:
+        return process
+
+    same_pid = [s for s in sidecars.values() if s.pid == process.pid]
+    same_host = [s for s in same_pid if s.host == process.host]
+    # A number alone is enough if nobody else has it.
+    found = same_host or (same_pid if len(same_pid) == 1 else [])
+    return attrs.evolve(process, rank=found[0].rank) if found else process
 
 
 def _view(
-    rank: int, sidecar: Sidecar | None, process: ProcessStacks | None
+    rank: int,
+    sidecar: Sidecar | None,
+    explained: ProcessView | None,
+    letter: str,
 ) -> HostView:
-    if process is None and sidecar is not None:
-        process = _own_stacks(sidecar)
+    state = _STATES.get(letter, "running" if letter else "")
+    if not state and sidecar is not None:
+        state = _process_state(sidecar)
     view = HostView(
         rank=rank,
         error=sidecar.error if sidecar else "",
         has_exited=sidecar is not None and _has_exited(sidecar),
-        state=_process_state(sidecar) if sidecar else "",
+        state=state,
     )
-    return view if process is None else _with_stack(view, process)
-
-
-def _with_stack(view: HostView, process: ProcessStacks) -> HostView:
-    main = _main_thread(process)
-    if main is None:
+    if explained is None or explained.thread is None:
         return view
 
-    explained = explain_threads(process.threads)
+    is_known = explained.cause is not Cause.UNKNOWN
+    quote = Evidence(
+        kind="stack",
+        source=explained.process.source,
+        location=f"rank {rank}, thread {explained.thread.name}",
+        quote=explained.quote,
+    )
     return attrs.evolve(
         view,
-        cause=explained[0] if explained else None,
-        location=user_location(main.frames),
-        evidence=Evidence(
-            kind="stack",
-            source=process.source,
-            location=f"rank {view.rank}, thread {main.name}",
-            quote=" ← ".join(map(str, main.frames[:3])),
-        ),
+        cause=explained.cause if is_known else None,
+        doing=explained.doing if is_known else "",
+        location=explained.location,
+        evidence=(quote, *explained.evidence),
     )
-
-
-def _main_thread(process: ProcessStacks) -> ThreadStack | None:
-    with_frames = [t for t in process.threads if t.frames]
-    main = [t for t in with_frames if t.is_main]
-    return next(iter(main or with_frames), None)
 
 
 def _own_stacks(sidecar: Sidecar) -> ProcessStacks:

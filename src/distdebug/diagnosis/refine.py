@@ -11,10 +11,9 @@ from collections.abc import Mapping
 
 import attrs
 
-from ..findings import Cause, Diagnosis, Evidence, Finding
+from ..findings import Cause, Diagnosis, Finding
 from ..flight_recorder.columns import Dumps
 from ..ranks import ranks_text
-from ..stacks.rules import DOING
 from .deaths import find_death
 from .hosts import HostView, ended_well
 
@@ -139,14 +138,14 @@ def _with_host(finding: Finding, views: Mapping[int, HostView]) -> Finding:
         return _contradicted(finding, first)
 
     who = "it" if len(finding.ranks) == 1 else f"rank {first.rank}"
-    doing = DOING.get(first.cause, "is") if first.cause else "is"
+    doing = first.doing or "is"
     return attrs.evolve(
         finding,
         summary=f"{finding.summary}: {who} {doing} in {_brief(first)}",
         remedy="see why it does not get past that line",
         detail_cause=first.cause,
         location=first.location,
-        evidence=(*_evidence(first), *finding.evidence),
+        evidence=(*first.evidence, *finding.evidence),
     )
 
 
@@ -161,7 +160,7 @@ def _with_line(finding: Finding, seen: list[HostView]) -> Finding:
     return attrs.evolve(
         finding,
         location=view.location,
-        evidence=(*finding.evidence, *_evidence(view)),
+        evidence=(*finding.evidence, *view.evidence),
     )
 
 
@@ -172,15 +171,11 @@ def _contradicted(finding: Finding, view: HostView) -> Finding:
         summary=f"{finding.summary}; but the stack of rank {view.rank} "
         f"waits in a collective at {_brief(view)}",
         location=view.location,
-        evidence=(*_evidence(view), *finding.evidence),
+        evidence=(*view.evidence, *finding.evidence),
         remedy="either dump and stack are of different moments (then take "
         "both again), or the rank waits in a call that is not recorded, such "
         "as send and recv on Gloo",
     )
-
-
-def _evidence(view: HostView) -> tuple[Evidence, ...]:
-    return (view.evidence,) if view.evidence else ()
 
 
 def _brief(view: HostView) -> str:
@@ -191,25 +186,39 @@ def _if_alive(finding: Finding, seen: list[HostView]) -> Finding:
     """
     A rank that gave no dump may only be unable to: look at its process.
     """
-    alive = [v for v in seen if v.state]
+    alive = [v for v in seen if v.state in {"running", "stopped"}]
     if not alive:
         return finding
 
-    stopped = [v.rank for v in alive if v.state == "stopped"]
-    ranks = tuple(stopped or [v.rank for v in alive])
+    stopped = [v for v in alive if v.state == "stopped"]
+    named = stopped or alive
+    ranks = tuple(v.rank for v in named)
     others = [r for r in finding.ranks if r not in ranks]
-    state = "stopped" if stopped else "alive"
     verb = "is" if len(ranks) == 1 else "are"
     nor = f" (nor did {ranks_text(others)})" if others else ""
+    first = next((v for v in named if v.location), named[0])
+    doing = f"; rank {first.rank} {first.doing}" if first.doing else ""
+    place = f" in {_brief(first)}" if doing and first.location else ""
     return attrs.evolve(
         finding,
         cause=Cause.STOPPED if stopped else Cause.RANK_NOT_ARRIVED,
         ranks=ranks,
         confidence="likely",
-        summary=f"{ranks_text(ranks)} {verb} {state}, and gave no dump{nor}; "
+        summary=f"{ranks_text(ranks)} {verb} "
+        f"{'stopped' if stopped else 'alive'}, and gave no dump{nor}"
+        f"{'' if stopped else doing + place}; "
         f"{finding.summary.partition('; ')[2]}",
-        remedy="let it go on (kill -CONT), or find who stopped it"
-        if stopped
-        else "take its stacks: it could not answer when it was asked for a "
-        "dump",
+        detail_cause=None if stopped else first.cause,
+        location=first.location,
+        evidence=(*first.evidence, *finding.evidence),
+        remedy=_remedy(first, is_stopped=bool(stopped)),
     )
+
+
+def _remedy(view: HostView, *, is_stopped: bool) -> str:
+    if is_stopped:
+        return "let it go on (kill -CONT), or find who stopped it"
+    if view.location:
+        return "see why it does not get past that line"
+
+    return "take its stacks: it could not answer when it was asked for a dump"

@@ -92,6 +92,18 @@ class Cause(StrEnum):
     RAY_WORKER_START_TIMEOUT = "ray_worker_start_timeout"
     NSIGHT_WRONG_PYTHON = "nsight_wrong_python"
 
+    @property
+    def is_fine(self) -> bool:
+        """
+        Whether there is nothing to be mended.
+        """
+        return self in {
+            Cause.HEALTHY,
+            Cause.PROGRESSING,
+            Cause.IDLE,
+            Cause.EVENT_LOOP_IDLE,
+        }
+
 
 @attrs.frozen(kw_only=True)
 class GroupRef:
@@ -302,9 +314,9 @@ class Diagnosis:
     @property
     def is_healthy(self) -> bool:
         """
-        Whether nothing was found, not even a suspect.
+        Whether nothing is wrong, as far as anybody can see.
         """
-        return self.verdict.cause is Cause.HEALTHY
+        return self.verdict.cause.is_fine
 
     def to_dict(self) -> dict[str, Any]:
         """
