@@ -1,5 +1,6 @@
 """
 How does each tool write a stack?
 
-One module per tool; every one returns the types of :mod:`..model`.
+One module per tool; every one returns the types of
+:mod:`distdebug.stacks.model`.
 """
