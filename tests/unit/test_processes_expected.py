@@ -95,6 +95,19 @@ class TestTorchrun:
 
         assert () == missing_ranks(first + second)
 
+    def test_own(self, monkeypatch):
+        """
+        The rank that asks, or that started who asks, is not missing; that of
+        another job may be.
+        """
+        monkeypatch.setenv("RANK", "1")
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "mine")
+        mine = workers(0, 2, count=3, world_size=3, job="mine")
+        other = workers(0, 2, count=3, world_size=3, job="other")
+
+        assert () == missing_ranks(mine)
+        assert (1,) == missing_ranks(other)
+
 
 class TestWorldSize:
     @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from ..identity import current_identity
 from .model import Worker
 
 
@@ -57,6 +58,10 @@ def _job(worker: Worker) -> tuple[object, ...]:
 def _absent(ranks: Sequence[Worker]) -> set[int]:
     found = {w.rank for w in ranks if w.rank is not None}
     expected = _expected(ranks, found)
+    # Nobody finds himself, nor the rank that started him.
+    own = current_identity()
+    if own.rank is not None and own.job == ranks[0].job:
+        found.add(own.rank)
     return set(expected) - found if len(expected) <= _MOST_ON_NODE else set()
 
 

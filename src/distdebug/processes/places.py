@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .._text import clean
 from ..identity import Identity
 from .evidence import Evidence
 from .programs import option_number
@@ -36,7 +37,7 @@ def place_of(scene: Scene, process: Process, claim: Claim) -> dict[str, Any]:
         Fields of a worker.
     """
     shown = scene.shown_by(process)
-    place: dict[str, Any] = {"job": shown.identity.job}
+    place: dict[str, Any] = {"job": clean(shown.identity.job)}
     if claim.framework in _TITLED and claim.role in {"rank", "server"}:
         return place | _by_title(process, claim)
     if claim.role != "rank":
