@@ -31,9 +31,7 @@ def worker_of(pid: int, root: str = "/proc") -> Worker | None:
     return next(iter(workers_of([pid], root)), None)
 
 
-def workers_of(
-    pids: Iterable[int], root: str = "/proc"
-) -> tuple[Worker, ...]:
+def workers_of(pids: Iterable[int], root: str = "/proc") -> tuple[Worker, ...]:
     """
     Who are the processes of these numbers, to their job?
 
