@@ -145,6 +145,11 @@ class TestHeadings:
             ("## global_rank=3 (pid 42, host: n-1)", None),
             ("Pyspy dump for PID 309:", Heading(pid=309)),
             ("== pid 12 ==", Heading(pid=12)),
+            ("Rank 0's backtrace:", Heading(rank=0)),
+            (
+                "Stack dump for me    27  5.3  0.0 44 pts/0 Sl 03:50 ray::f",
+                Heading(pid=27),
+            ),
             ("--- TP0 PP1 ---", Heading(coordinates=(("tp", 0), ("pp", 1)))),
             ("==> out/rank_3.txt <==", Heading(rank=3)),
             ("$ py-spy dump --native --pid 42", Heading(pid=42)),
@@ -284,6 +289,42 @@ class TestProcesses:
             (
                 "#0  a ()\n#1  x ()\nthread two\n#0  b ()\n#1  x ()\n",
                 [["a", "b"]],
+            ),
+            # gdb says where it stands before it lists threads
+            (
+                (
+                    "#0  a ()\n[Current thread is 1 (LWP 11)]\n(gdb) x\n"
+                    "Thread 2 (LWP 12):\n#0  b ()\nThread 1 (LWP 11):\n#0  a ()\n"
+                ),
+                [["b", "a"]],
+            ),
+            # gdb can print what Python does
+            (
+                (
+                    "(gdb) py-bt\nTraceback (most recent call first):\n"
+                    '  File "a.py", line 1, in f\n    x()\n'
+                ),
+                [["f"]],
+            ),
+            (
+                (
+                    "Thread 2 (LWP 12):\nTraceback (most recent call first):\n"
+                    '  File "a.py", line 1, in f\n    x()\n'
+                    "Thread 1 (LWP 11):\nTraceback (most recent call first):\n"
+                    '  File "a.py", line 1, in g\n    x()\n'
+                ),
+                [["f", "g"]],
+            ),
+            # pytest-timeout
+            (
+                (
+                    "~~~~ Stack of IO loop (14013) ~~~~\n"
+                    '  File "a.py", line 1, in f\n    g()\n'
+                    '  File "a.py", line 1, in g\n    h()\n'
+                    "~~~~ Stack of MainThread (14014) ~~~~\n"
+                    '  File "a.py", line 1, in main\n'
+                ),
+                [["g", "main"]],
             ),
             # pystack and faulthandler end with the main thread
             (

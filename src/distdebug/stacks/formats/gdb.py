@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
 
+import attrs
+
 from ..model import StackFrame, ThreadStack
 from .calls import make_frame, shorten, split_brackets
 from .gil import wants_gil
@@ -83,8 +85,34 @@ def parse_gdb(text: str) -> tuple[ThreadStack, ...]:
             found[-1][1].append(line)
         elif looks_at_gpu(line) or FRAME.match(line):
             found.append((None, [line]))
-    threads = (read_thread(match, lines) for match, lines in found)
-    return tuple(thread for thread in threads if thread.frames)
+    return read_threads(found)
+
+
+def read_threads(
+    found: Iterable[tuple[re.Match[str] | None, list[str]]],
+) -> tuple[ThreadStack, ...]:
+    """
+    What are the threads of a process doing?
+
+    Args:
+        found: What to give to :func:`read_thread`, for each thread.
+
+    Returns:
+        Those that have a stack.
+    """
+    seen = [(match, read_thread(match, lines)) for match, lines in found]
+    filled = [(match, thread) for match, thread in seen if thread.frames]
+    if any(match for match, _ in filled):
+        # Before the threads comes the frame at which gdb stands.
+        return tuple(
+            thread
+            for match, thread in filled
+            if match or len(thread.frames) > 1
+        )
+    if len(filled) == 1:
+        # If it was not told otherwise, that is the main thread.
+        return (attrs.evolve(filled[0][1], is_main=True),)
+    return tuple(thread for _, thread in filled)
 
 
 def header_of(line: str) -> re.Match[str] | None:

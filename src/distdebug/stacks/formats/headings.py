@@ -46,6 +46,7 @@ _TOKEN = re.compile(
     r"|(?:stacks?|stack[- ]?traces?|(?:back)?traces?|dumps?|output|py-?spy"
     r"|(?:cuda-?)?gdb|pystack|faulthandler|threads?|worker|scheduler|of|for|the"
     r"|from|at|main|python|native)\b"
+    r"|['`\u2019]s\b"
     r"|[\s=#*_~<>\[\](){}:|.,;/!-]{1,200}",
     re.IGNORECASE,
 )
@@ -54,6 +55,7 @@ _COMMAND = re.compile(
     r"(?:py-spy dump|pystack remote|(?:cuda-)?gdb)\s(?:.{0,200}\s)?"
     r"(?:--?p(?:id)?[ =]|attach )?(?P<pid>\d{1,10})\b"
 )
+_RAY = re.compile(r"Stack dump for \S{1,99} +(?P<pid>\d{1,10}) ")
 _CORE = re.compile(
     r"Opening GPU coredump: .{0,200}?core_\d{1,20}_(?P<host>[\w.-]{1,99})"
     r"_(?P<pid>\d{1,10})\."
@@ -97,7 +99,8 @@ def heading_of(line: str) -> Heading | None:
     text = line.strip()
     if not 3 <= len(text) <= _MOST_HEADING:
         return None
-    if match := _COMMAND.match(text) or _CORE.match(text):
+    told = (p.match(text) for p in (_COMMAND, _CORE, _RAY))
+    if match := next(filter(None, told), None):
         known = match.groupdict()
         return Heading(pid=int(known["pid"]), host=known.get("host"))
 

@@ -16,7 +16,7 @@ import attrs
 
 from ..join import join_processes
 from ..model import ProcessStacks, ThreadStack
-from . import faulthandler, gdb, pyspy, pystack
+from . import faulthandler, gdb, pyspy, pystack, trace
 from .cuda import parse_kernels
 from .headings import Heading, coordinates_of, heading_of
 from .lines import Stream, split_streams
@@ -32,8 +32,20 @@ _FORMATS: dict[str, Any] = {
     "gdb": gdb,
     "pystack": pystack,
     "faulthandler": faulthandler,
+    "traceback": trace,
 }
-_HEADER_STARTS = ("Thread", "Trace", "Current", "[Swi", "TID", "Stack", "The ")
+_HEADER_STARTS = (
+    "Thread",
+    "Trace",
+    "Current",
+    "[Swi",
+    "TID",
+    "Stack",
+    "The ",
+    "~~",
+)
+# What gdb writes of Python, if it can.
+_PY_BT = "Traceback (most recent call first):"
 _GPU = re.compile(r"\bCUDA\b|\bKernel\b|<<<\(")
 
 Block = tuple[Any, list[str]]  # a header, and the lines below
@@ -145,7 +157,7 @@ def _is_bare(line: str, draft: _Draft) -> bool:
     """
     Whether a stack of gdb begins without saying whose it is.
     """
-    if not line.lstrip().startswith("#0 "):
+    if not line.lstrip().startswith(("#0 ", _PY_BT)):
         return False
     if draft.tool != "gdb" or not draft.blocks:
         return True
@@ -221,7 +233,7 @@ def _continues(draft: _Draft, tool: str, match: Any) -> bool:
         return _continues_gdb([h.groupdict() for h in headers], match)
     if match["id"] in {header["id"] for header in headers}:
         return False
-    if tool == "py-spy":
+    if tool in {"py-spy", "traceback"}:
         names = {header["name"] for header in headers}
         return match["name"] != "MainThread" or "MainThread" not in names
 
@@ -272,14 +284,10 @@ def _threads(draft: _Draft, pid: int) -> Iterable[ThreadStack]:
     if draft.tool == "py-spy":
         return [pyspy.read_thread(h, lines, pid) for h, lines in draft.blocks]
     if draft.tool == "gdb":
-        seen = (gdb.read_thread(h, lines) for h, lines in draft.blocks)
-        threads = [thread for thread in seen if thread.frames]
-        if len(threads) == 1 and threads[0].thread_id is None:
-            # gdb begins with the main thread.
-            return [attrs.evolve(threads[0], is_main=True)]
-        return threads
-    if draft.tool == "pystack":
-        return [pystack.read_thread(h, lines) for h, lines in draft.blocks]
+        return gdb.read_threads(draft.blocks)
+    if draft.tool in {"pystack", "traceback"}:
+        read = _FORMATS[draft.tool].read_thread
+        return [read(header, lines) for header, lines in draft.blocks]
     return faulthandler.mark_main(
         [faulthandler.read_thread(h, lines) for h, lines in draft.blocks]
     )
