@@ -305,4 +305,4 @@ class TestCaptureCuda:
         got = capture_cuda(process(), start_ticks=1)
 
         assert () == got.threads == got.kernels
-        assert "has ended" in got.text
+        assert "failed or timed out (exited)" in got.text

@@ -16,12 +16,14 @@ from .guard import AttachedOutput, run_attached
 from .hindrance import attach_hindrance
 from .model import Attempt, CaptureStatus
 from .namespace import argv_inside, outer_numbers
-from .status import explain_failure, remedy_for_missing
+from .status import HAS_ENDED, explain_failure, remedy_for_missing
 
 
 __all__ = ["Threads", "Told", "Tool", "attach"]
 
 Threads = tuple[ThreadStack, ...]
+
+_ELSEWHERE = CaptureStatus.OTHER_NAMESPACE
 
 
 class Tool(NamedTuple):
@@ -81,25 +83,33 @@ def attach(
             it must be that very process.
     """
     state, hindrance = read_state(pid), attach_hindrance(pid)
-    is_elsewhere = (
-        hindrance is not None and hindrance[0] is CaptureStatus.OTHER_NAMESPACE
-    )
-    if hindrance is not None and not is_elsewhere:
+    if hindrance is not None and hindrance[0] is not _ELSEWHERE:
         return _refused(tool, *hindrance)
+    if state is None or start_ticks not in {None, state.start_ticks}:
+        return _refused(tool, CaptureStatus.EXITED, HAS_ENDED)
 
-    command = None if state is None else argv_inside(tool.program, pid, state)
-    if state is None or command is None:
+    command = argv_inside(tool.program, pid, state)
+    if command is None:
         remedy = remedy_for_missing(tool.program)
         missing = CaptureStatus.TOOL_MISSING, remedy
         return _refused(tool, *(hindrance or missing))
+    return _run(tool, command, pid, state, timeout_s)
 
+
+def _run(
+    tool: Tool,
+    command: tuple[list[str], int],
+    pid: int,
+    state: ProcessState,
+    timeout_s: float,
+) -> Told:
     prefix, number = command
     try:
         got = run_attached(
             [*prefix, *tool.arguments(number)],
             pid,
             timeout_s=timeout_s,
-            start_ticks=start_ticks or state.start_ticks,
+            start_ticks=state.start_ticks,
         )
     except (CaptureError, OSError) as exc:
         why = explain_failure(tool.program, pid, 1, str(exc), state)

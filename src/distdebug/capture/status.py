@@ -21,6 +21,7 @@ from .namespace import enter_namespace, proc_is_foreign
 
 
 __all__ = [
+    "HAS_ENDED",
     "Explanation",
     "explain_failure",
     "remedy_for_missing",
@@ -36,7 +37,8 @@ _INSTALL = {
         "or nvidia-cuda-gdb of Debian), or put it on PATH"
     ),
 }
-_ENDED = "it has ended: look at its exit status and its log"
+# What to do about a process that is not there any more.
+HAS_ENDED = "it has ended: look at its exit status and its log"
 
 _IS_MISSING = re.compile(
     r"cannot be run: \[Errno (2|13|8)\]|command not found|"
@@ -99,10 +101,10 @@ def status_of_state(
     """
     name = "PID" if pid is None else str(pid)
     if state is None or state.letter in "Xx":
-        return CaptureStatus.EXITED, _ENDED
+        return CaptureStatus.EXITED, HAS_ENDED
     if state.letter == "Z":
         return CaptureStatus.ZOMBIE, (
-            f"{_ENDED}, and at its parent, which has not noticed yet "
+            f"{HAS_ENDED}, and at its parent, which has not noticed yet "
             f"(ps -o ppid= -p {name})"
         )
     if state.tracer_pid:
@@ -178,7 +180,7 @@ def _of_end(
     now = read_state(pid)
     if now is None or before is None or now.start_ticks != before.start_ticks:
         hidden = why_hidden(pid) if now is None else None
-        return hidden or (CaptureStatus.EXITED, _ENDED)
+        return hidden or (CaptureStatus.EXITED, HAS_ENDED)
     return status_of_state(now, pid) if now.letter in "ZXx" else None
 
 
