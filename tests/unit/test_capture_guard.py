@@ -520,6 +520,8 @@ class TestResume:
         assert not resumed
 
 
+# Other tests may have left threads behind, which fork warns of.
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 class TestProgram:
     """
     The guard itself, in this process.
