@@ -31,7 +31,7 @@ def own_stacks() -> ProcessStacks:
     code holds the interpreter lock, the thread that calls has to wait.
 
     Returns:
-        The threads, the main thread first: 512 at most, with the innermost
+        The threads, the main thread first, 512 at most, with the innermost
         200 frames of each.
     """
     identity = current_identity()

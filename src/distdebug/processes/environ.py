@@ -42,7 +42,7 @@ def read_environ(
         maps: What is mapped into it, if that is known already.
 
     Returns:
-        Its variables, and how they were learned: ``"memory"`` (as they are
+        Its variables; and how they were learned, ``"memory"`` (as they are
         now), ``"environ"`` (as they were when it started), or ``""`` if they
         may not be read.  What it shows is not to be trusted: values may be
         long, and hold anything.

@@ -82,7 +82,7 @@ def read_system_call(
         root: Where the kernel's files are.
 
     Returns:
-        The name of the call, and what it is about: a file, ``"pipe:[7]"``,
+        The name of the call, and what it is about, such as a file, ``"pipe:[7]"``,
         ``"tcp 10.0.0.1:5000 -> 10.0.0.2:29500 SYN_SENT"``, or ``""``.  The
         name is ``"running"`` if the thread is not waiting.  ``None`` if the
         kernel does not say.
