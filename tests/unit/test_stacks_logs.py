@@ -236,6 +236,25 @@ class TestHeadings:
             (12, 1, "node2", ["read"]),
         ] == facts(text)
 
+    @pytest.mark.parametrize(
+        ("heading", "between", "expected"),
+        [
+            ("rank 1", 1, 1),
+            ("rank 1", 9, None),
+            ("Rank 1:", 9, 1),
+            ("== rank 1", 9, 1),
+        ],
+    )
+    def test_far_away(self, heading, between, expected):
+        """
+        What a program merely prints of its rank is soon forgotten.
+        """
+        text = f"{heading}\n" + "epoch\n" * between
+
+        ((_, rank, _, _),) = facts(text + PLAIN)
+
+        assert expected == rank
+
     def test_two_tools_below_one_heading(self):
         """
         A heading holds until the next one.

@@ -33,8 +33,8 @@ def to_collapsed(tree: StackTree, *, who: bool = False) -> str:
             ``"ranks 0-2,4"``, so that they stay apart in the picture.
 
     Returns:
-        One line per stack: its frames, outermost first, between semicolons,
-        and how many processes are there.
+        One line per stack, with its frames, outermost first, between
+        semicolons, and how many processes are there.
     """
     lines = []
     for node, ends in enumerate(tree.ends):

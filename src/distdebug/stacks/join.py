@@ -15,6 +15,9 @@ from .model import ProcessStacks, StackFrame, ThreadStack
 
 __all__ = ["join_processes", "join_threads"]
 
+# Numbers are used again in every container, but not by so many.
+_MOST_ALIKE = 8
+
 
 def join_threads(
     threads: Iterable[ThreadStack], seen: Iterable[ThreadStack]
@@ -103,7 +106,7 @@ def join_processes(
         alike = (
             place
             for key in keys
-            for place in places.get(key, ())
+            for place in places.get(key, [])[-_MOST_ALIKE:]
             if _is_same(found[place], process)
         )
         place = next(alike, len(found))
@@ -157,6 +160,7 @@ def _joined(one: ProcessStacks, other: ProcessStacks) -> ProcessStacks:
         threads=threads,
         rank=more.rank if base.rank is None else base.rank,
         world_size=base.world_size or more.world_size,
+        job=base.job or more.job,
         host=base.host or more.host,
         command=base.command or more.command,
         coordinates=base.coordinates or more.coordinates,

@@ -124,8 +124,10 @@ class StackTree:
     @property
     def classes(self) -> tuple[StackClass, ...]:
         """
-        Who does the same: processes of one role whose main threads are at the
-        same place; the largest class first.
+        Who does the same?
+
+        Processes of one role whose main threads are at the same place are a
+        class; the largest one comes first.
         """
         found: dict[tuple[str, int], list[int]] = {}
         for member, node in enumerate(self.mains):

@@ -49,6 +49,7 @@ def _more_of_process(process: ProcessStacks) -> dict[str, Any]:
     more = {
         "rank": process.rank,
         "world_size": process.world_size,
+        "job": process.job,
         "coordinates": process.coordinates,
         "role": process.role,
         "host": process.host,

@@ -212,17 +212,35 @@ def _frames(lines: Iterable[str]) -> Sequence[StackFrame]:
 
 def _statements(lines: Iterable[str]) -> Iterator[tuple[int | None, str]]:
     parts: list[str] = []
+    unclosed = 0
     for line in _unglued(lines):
-        match = FRAME.match(line)
-        if match or _PYTHON_LINE.match(line):
+        is_frame = FRAME.match(line) is not None
+        if is_frame or _PYTHON_LINE.match(line):
             yield from _joined(parts)
-            parts = [line]
-        elif parts and len(parts) < _MOST_LINES and _continues(parts, line):
+            parts, unclosed = [line], _unclosed(line) if is_frame else 0
+        elif (
+            0 < len(parts) < _MOST_LINES
+            and FRAME.match(parts[0])
+            and _continues(line, unclosed)
+        ):
             parts.append(line)
+            unclosed += _unclosed(line)
         else:
             yield from _joined(parts)
             parts = []
     yield from _joined(parts)
+
+
+def _unclosed(line: str) -> int:
+    plain = _STRINGS.sub("", line)
+    return plain.count("(") - plain.count(")")
+
+
+def _continues(line: str, unclosed: int) -> bool:
+    body = line.strip()
+    if body.startswith(("at ", "from ", "(")):
+        return True
+    return bool(body) and line[:1].isspace() and unclosed > 0
 
 
 def _unglued(lines: Iterable[str]) -> Iterator[str]:
@@ -232,16 +250,6 @@ def _unglued(lines: Iterable[str]) -> Iterator[str]:
             yield short.lstrip() if FRAME.match(short.lstrip()) else short
         else:
             yield from map(str.strip, _GLUED.split(short))
-
-
-def _continues(parts: Sequence[str], line: str) -> bool:
-    body = line.strip()
-    if not body or not FRAME.match(parts[0]):
-        return False
-    if body.startswith(("at ", "from ", "(")):
-        return True
-    so_far = _STRINGS.sub("", " ".join(parts))
-    return line[:1].isspace() and so_far.count("(") > so_far.count(")")
 
 
 def _joined(parts: Sequence[str]) -> Iterator[tuple[int | None, str]]:

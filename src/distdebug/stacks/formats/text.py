@@ -8,6 +8,7 @@ output of several tools.
 from __future__ import annotations
 
 import re
+import sys
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -48,6 +49,9 @@ _HEADER_STARTS = (
 _PY_BT = "Traceback (most recent call first):"
 _GPU = re.compile(r"\bCUDA\b|\bKernel\b|<<<\(")
 
+# How many lines may stand between what may be a heading, and its stack.
+_PATIENCE = 3
+
 Block = tuple[Any, list[str]]  # a header, and the lines below
 
 
@@ -64,6 +68,8 @@ class _Draft:
     blocks: list[Block] = attrs.field(factory=list)
     gpu: list[str] = attrs.field(factory=list)
     on_gpu: bool = False
+    patience: int = sys.maxsize
+    seen: set[tuple[str, str]] = attrs.field(factory=set)
 
 
 def parse_text(text: str) -> tuple[ProcessStacks, ...]:
@@ -128,6 +134,7 @@ def _drafts(lines: Iterable[str]) -> list[_Draft]:
             if not _continues(drafts[-1], tool, match):
                 drafts.append(_successor(drafts[-1], tool))
             drafts[-1].tool = tool
+            drafts[-1].seen |= _marks(tool, match)
             drafts[-1].on_gpu = False
             drafts[-1].blocks.append((match, []))
         elif drafts[-1].on_gpu and _is_frame(line):
@@ -137,12 +144,21 @@ def _drafts(lines: Iterable[str]) -> list[_Draft]:
                 drafts.append(_successor(drafts[-1], "gdb"))
             drafts[-1].tool = "gdb"
             drafts[-1].blocks.append((None, [line]))
-        elif not _is_statement(line, drafts) and drafts[-1].blocks:
-            drafts[-1].blocks[-1][1].append(line)
+        elif not _is_statement(line, drafts):
+            _add(line, drafts[-1])
         if _GPU.search(line):
             drafts[-1].gpu.append(line)
             drafts[-1].on_gpu |= gdb.looks_at_gpu(line)
     return drafts
+
+
+def _add(line: str, draft: _Draft) -> None:
+    if draft.blocks:
+        draft.blocks[-1][1].append(line)
+    elif draft.patience:
+        draft.patience -= bool(line.strip())
+    else:
+        draft.heading = Heading()
 
 
 def _header(line: str) -> tuple[str, Any]:
@@ -200,6 +216,9 @@ def _is_statement(line: str, drafts: list[_Draft]) -> bool:
             drafts.append(_Draft(heading=heading))
         else:
             draft.heading = _both(draft.heading, heading)
+        text = line.strip()
+        if text[0].isalnum() and text[-1] != ":" and not drafts[-1].tool:
+            drafts[-1].patience = _PATIENCE
     else:
         return False
     return True
@@ -225,17 +244,17 @@ def _continues(draft: _Draft, tool: str, match: Any) -> bool:
     """
     if not draft.blocks:
         return draft.tool in {"", tool}
-    if draft.tool != tool:
+    if draft.tool != tool or draft.seen & _marks(tool, match):
         return False
 
-    headers = [header for header, _ in draft.blocks if header is not None]
     if tool == "gdb":
-        return _continues_gdb([h.groupdict() for h in headers], match)
-    if match["id"] in {header["id"] for header in headers}:
-        return False
+        # It counts down to 1.
+        last = draft.blocks[-1][0]
+        return len(draft.seen) < 4 or (
+            last is None or last.groupdict().get("number") != "1"
+        )
     if tool in {"py-spy", "traceback"}:
-        names = {header["name"] for header in headers}
-        return match["name"] != "MainThread" or "MainThread" not in names
+        return True
 
     # Both write the main thread last, the one in which the program begins.
     lines = [x for x in draft.blocks[-1][1] if "File " in x]
@@ -243,16 +262,19 @@ def _continues(draft: _Draft, tool: str, match: Any) -> bool:
     return not outermost.rstrip().endswith("in <module>")
 
 
-def _continues_gdb(known: list[dict[str, Any]], match: Any) -> bool:
-    new = match.groupdict()
-    for key in ("number", "lwp"):
-        seen = [k.get(key) for k in known if k.get(key)]
-        if new.get(key) in seen:
-            return False
-        # It counts down to 1.
-        if key == "number" and len(seen) > 1 and seen[-1] == "1":
-            return False
-    return True
+def _marks(tool: str, match: Any) -> set[tuple[str, str]]:
+    """
+    What only one thread of a process has.
+    """
+    groups = match.groupdict()
+    marks = {
+        (key, groups[key])
+        for key in ("id", "empty", "lwp", "number")
+        if groups.get(key)
+    }
+    if tool in {"py-spy", "traceback"} and groups["name"] == "MainThread":
+        marks.add(("name", "MainThread"))
+    return marks
 
 
 def _build(draft: _Draft) -> ProcessStacks:
