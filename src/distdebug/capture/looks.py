@@ -133,6 +133,7 @@ def describe_process(
         world_size=worker.world_size,
         coordinates=worker.coordinates,
         role=worker.role,
+        job=worker.job,
         host=host,
         command=worker.title,
         parent_pid=worker.parent_pid,

@@ -182,6 +182,8 @@ class ProcessStacks:
         role: ``"rank"``, ``"dataloader"``, ``"compile"``, ``"launcher"``,
             ``"server"``; ``""`` if unknown.
 
+        job: What tells its job from others, or ``""``.
+
         host: Name of the node, if known.
 
         command: Its command line, or ``""``.
@@ -205,6 +207,7 @@ class ProcessStacks:
     world_size: int | None = None
     coordinates: tuple[tuple[str, int], ...] = ()
     role: str = ""
+    job: str = ""
     host: str | None = None
     command: str = ""
     parent_pid: int | None = None

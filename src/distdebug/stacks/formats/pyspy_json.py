@@ -100,6 +100,7 @@ def _process(threads: Sequence[Mapping[str, Any]]) -> ProcessStacks:
         if places is None
         else tuple((_word(name), _number(at)) for name, at in places),
         role=_word(info.get("role")),
+        job=_word(info.get("job")),
         host=_word(info.get("host")) or None,
         command=command,
         parent_pid=_number(parent["pid"]) if "pid" in parent else None,
