@@ -55,6 +55,7 @@ threads = st.builds(
         involuntary=numbers,
         cpu_s=seconds,
         has_moved=maybe,
+        has_left=maybe,
     ),
     idle_s=st.none() | seconds,
 )
@@ -69,6 +70,7 @@ processes = st.builds(
         st.tuples(words, numbers), min_size=1, max_size=2
     ).map(tuple),
     role=words,
+    job=words,
     host=st.none() | st.text(min_size=1, max_size=8),
     command=words,
     parent_pid=st.none() | numbers,

@@ -342,6 +342,29 @@ class TestClasses:
 
         assert ["1"] == [c.who for c in merge_stacks(stacks).outliers()]
 
+    def test_jobs(self):
+        """
+        Ranks of several jobs have the same numbers, and are no peers.
+        """
+        one = [attrs.evolve(p, job="a") for p in job(3)]
+        two = [attrs.evolve(p, job="b") for p in job(1, 0)]
+
+        tree = merge_stacks([*one, *two])
+
+        assert ["0-2 of a", "0 of b"] == [c.who for c in tree.classes]
+        assert "0-2 of a; 0 of b\n" in str(tree)
+        assert () == tree.outliers()
+
+    def test_unknown_job(self):
+        """
+        Where there is one job, everybody belongs to it.
+        """
+        first, *others = job(4, 0)
+
+        stacks = [first, *(attrs.evolve(p, job="a") for p in others)]
+
+        assert ["0"] == [c.who for c in merge_stacks(stacks).outliers()]
+
     @pytest.mark.parametrize(
         ("command", "expected"), [("python x", ["0"]), ("sglang::sch", [])]
     )

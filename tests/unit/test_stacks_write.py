@@ -41,7 +41,12 @@ def full():
         state="S",
         system_call=SystemCall(name="read", target="pipe:[1]"),
         activity=ThreadActivity(
-            seconds=1.5, voluntary=2, involuntary=3, cpu_s=0.5, has_moved=True
+            seconds=1.5,
+            voluntary=2,
+            involuntary=3,
+            cpu_s=0.5,
+            has_moved=True,
+            has_left=False,
         ),
         idle_s=12.5,
     )
@@ -54,6 +59,7 @@ def full():
         world_size=8,
         coordinates=(("pp", 0), ("tp", 1)),
         role="rank",
+        job="run7",
         host="node-1",
         command="python train.py",
         parent_pid=9,
@@ -68,6 +74,19 @@ def full():
 
 
 class TestJson:
+    def test_everything_is_known(self):
+        """
+        The process of these tests has every attribute, so that a new one
+        cannot be forgotten.
+        """
+        process = full()
+        main = process.threads[0]
+
+        for known in (process, main, main.activity, process.kernels[0]):
+            for field in attrs.fields(type(known)):
+                if field.name not in {"source", "waits_for_gil"}:
+                    assert field.default != getattr(known, field.name), field
+
     @pytest.mark.parametrize(
         "changes",
         [

@@ -137,6 +137,7 @@ def _is_same(one: ProcessStacks, other: ProcessStacks) -> bool:
             (one.host, other.host),
             (one.rank, other.rank),
             (one.command, other.command),
+            (one.job, other.job),
         )
     )
 
@@ -162,6 +163,7 @@ def _joined(one: ProcessStacks, other: ProcessStacks) -> ProcessStacks:
         world_size=base.world_size or more.world_size,
         job=base.job or more.job,
         host=base.host or more.host,
+        role=base.role or more.role,
         command=base.command or more.command,
         coordinates=base.coordinates or more.coordinates,
         kernels=base.kernels or more.kernels,

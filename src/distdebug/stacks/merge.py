@@ -79,6 +79,9 @@ class StackTree:
 
         ends: Which stacks end at each node, as positions of processes; a
             process occurs once per thread.
+
+        has_jobs: Whether these are processes of several jobs, whose ranks
+            have the same numbers.
     """
 
     processes: tuple[ProcessStacks, ...]
@@ -89,6 +92,12 @@ class StackTree:
     mains: tuple[int, ...]
     ends: tuple[tuple[int, ...], ...]
 
+    has_jobs: bool = attrs.field(init=False)
+
+    @has_jobs.default
+    def _count_jobs(self) -> bool:
+        return len({p.job for p in self.processes if p.job}) > 1
+
     def who(self, members: Iterable[int]) -> str:
         """
         Which processes are these, in few words?
@@ -97,13 +106,18 @@ class StackTree:
             members: Positions in *processes*.
 
         Returns:
-            Ranks such as ``"0-2,4-7"``, and numbers of processes without one.
+            Ranks such as ``"0-2,4-7"``, and numbers of processes without one;
+            with the name of their job if there are several jobs.
         """
-        known = [self.processes[member] for member in members]
-        ranks = fold_ranks(p.rank for p in known if p.rank is not None)
-        others = fold_ranks(p.pid for p in known if p.rank is None)
-        parts = [ranks, f"pid {others}" if others else ""]
-        return ", ".join(filter(None, parts))
+        jobs: dict[str, list[ProcessStacks]] = {}
+        for member in members:
+            process = self.processes[member]
+            job = process.job if self.has_jobs else ""
+            jobs.setdefault(job, []).append(process)
+        return "; ".join(
+            f"{_names(known)} of {job}" if job else _names(known)
+            for job, known in jobs.items()
+        )
 
     def stack(self, node: int) -> Frames:
         """
@@ -126,25 +140,27 @@ class StackTree:
         """
         Who does the same?
 
-        Processes of one role whose main threads are at the same place are a
-        class; the largest one comes first.
+        Processes of one job and role whose main threads are at the same place
+        are a class; the largest one comes first.
         """
-        found: dict[tuple[str, int], list[int]] = {}
+        found: dict[tuple[str, str, int], list[int]] = {}
         for member, node in enumerate(self.mains):
             if node >= 0:
-                role = self.processes[member].role
-                found.setdefault((role, node), []).append(member)
+                process = self.processes[member]
+                job = process.job if self.has_jobs else ""
+                key = job, process.role, node
+                found.setdefault(key, []).append(member)
         ordered = sorted(found.items(), key=lambda item: -len(item[1]))
         return tuple(
             self._class(role, node, members)
-            for (role, node), members in ordered
+            for (_, role, node), members in ordered
         )
 
     def outliers(self, *, share: float = 0.2) -> tuple[StackClass, ...]:
         """
         Who is not where almost all of its peers are?
 
-        Peers have the same role, and the same stage of a pipeline, as far as
+        Peers have the same job and role, and the same stage of a pipeline, as far as
         that is known; what their peers do is only told if more than half of
         them do it.
 
@@ -158,7 +174,8 @@ class StackTree:
         peers: dict[object, dict[int, list[int]]] = {}
         for member, node in enumerate(self.mains):
             if node >= 0:
-                key = _peers_of(self.processes[member])
+                process = self.processes[member]
+                key = process.job if self.has_jobs else "", *_peers_of(process)
                 peers.setdefault(key, {}).setdefault(node, []).append(member)
 
         found = []
@@ -233,7 +250,18 @@ class StackTree:
         return draw_tree(self)
 
 
-def _peers_of(process: ProcessStacks) -> object:
+def _names(known: Iterable[ProcessStacks]) -> str:
+    ranks, others = [], []
+    for process in known:
+        if process.rank is None:
+            others.append(process.pid)
+        else:
+            ranks.append(process.rank)
+    parts = [fold_ranks(ranks), f"pid {fold_ranks(others)}" if others else ""]
+    return ", ".join(filter(None, parts))
+
+
+def _peers_of(process: ProcessStacks) -> tuple[object, ...]:
     is_server = process.command.startswith(_SERVERS)
     other = _OTHER_REQUESTS if is_server else _OTHER_WORK
     places = [(n, at) for n, at in process.coordinates if n in other]

@@ -164,6 +164,7 @@ def _activity(data: Mapping[str, Any] | None) -> ThreadActivity | None:
         involuntary=_number(data["involuntary"]),
         cpu_s=_seconds(data["cpu_s"]) or 0.0,
         has_moved=_truth(data.get("has_moved")),
+        has_left=_truth(data.get("has_left")),
     )
 
 
