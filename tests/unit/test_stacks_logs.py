@@ -425,6 +425,22 @@ class TestProcesses:
         assert (7, ()) == (got.pid, got.threads)
         assert ["flash_fwd"] == [kernel.name for kernel in got.kernels]
 
+    def test_core_of_a_gpu(self):
+        """
+        The name of the core tells the process, the focus tells the kernel.
+        """
+        (got,) = parse_stacks(
+            "Opening GPU coredump: core_17_node-1_42.nvcudmp\n\n"
+            "CUDA Exception: Warp Illegal Address\n"
+            "The exception was triggered at PC 0x5ff3bb8 (k.cu:14)\n"
+            "[Current focus set to CUDA kernel 0, grid 3, block (0,0,0), "
+            "thread (32,0,0), device 2, sm 0, warp 1, lane 0]\n"
+            "#0  0x0000000005ff3d30 in f () at k.cu:14\n"
+        )
+
+        assert (42, "node-1", ()) == (got.pid, got.host, got.threads)
+        assert [("f", 2)] == [(k.name, k.device) for k in got.kernels]
+
     @pytest.mark.parametrize(
         "text",
         [

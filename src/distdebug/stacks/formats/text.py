@@ -158,7 +158,8 @@ def _add(line: str, draft: _Draft) -> None:
     elif draft.patience:
         draft.patience -= bool(line.strip())
     else:
-        draft.heading = Heading()
+        known = draft.heading
+        draft.heading = Heading(pid=known.pid, host=known.host)
 
 
 def _header(line: str) -> tuple[str, Any]:
