@@ -12,8 +12,8 @@ import os
 from collections.abc import Iterable
 
 from ..findings import Cause, Finding
-from .look import Looker, explain_process
 from .family import find_family
+from .look import Looker, explain_process
 from .model import ProcessStacks, StackFrame, ThreadStack
 from .rules import read_rules
 from .source import ReadLine, SourceLines, source_line

@@ -31,10 +31,12 @@ _LETS_GO = re.compile(
 
 # Whoever waits for the lock looks every 5 ms whether it is free; on a busy
 # machine less often.
-_WAKES = (60.0, 450.0)
+_WAKES = (60.0, 600.0)
 _MOST_CPU = 0.2
+# Between two waits it may do some work.
+_CONVOY = 0.35
 _HOG = 0.2
-_NO_CALL = frozenset({"futex", "running"})
+_NO_CALL = frozenset({"", "futex", "running"})
 
 Trouble = tuple[ThreadStack, str, Confidence]
 
@@ -57,6 +59,10 @@ def find_gil_trouble(
     """
     owner = _owner(threads)
     waiting = [t for t in threads if t is not owner and wants_gil(t)]
+    hog = next((t for t in threads if _hogs(t, main)), None)
+    if hog is not None and (main in waiting or _looks_for_it(main, _CONVOY)):
+        doing = "does not let go of the lock of the interpreter"
+        return hog, _say(hog, doing, [main]), "likely"
     if owner is None:
         return _without_owner(threads, waiting, main)
 
@@ -65,9 +71,6 @@ def find_gil_trouble(
         doing = "holds the lock of the interpreter while it waits"
         sure = _is_sure(owner) and bool(waiting)
         return owner, _say(owner, doing, waiting), _sure(is_sure=sure)
-    if owner is not main and main in waiting and _hogs(owner, main):
-        doing = "does not let go of the lock of the interpreter"
-        return owner, _say(owner, doing, waiting), "likely"
     return None
 
 
@@ -82,17 +85,20 @@ def wants_gil(thread: ThreadStack) -> bool:
         return thread.waits_for_gil
 
     frames = thread.native or thread.frames
-    return bool(wants_gil_by_native_stack(frames)) or _looks_for_it(thread)
+    call = thread.system_call.name if thread.system_call else ""
+    return bool(wants_gil_by_native_stack(frames)) or (
+        _looks_for_it(thread) and call in _NO_CALL
+    )
 
 
-def _looks_for_it(thread: ThreadStack) -> bool:
+def _looks_for_it(thread: ThreadStack, most_cpu: float = _MOST_CPU) -> bool:
+    """
+    Whether a thread wakes up as often as one that waits for the lock.
+    """
     low, high = _WAKES
     return (
         low <= wakes_per_s(thread) <= high
-        and cpu_share(thread.activity) <= _MOST_CPU
-        and not (
-            thread.system_call and thread.system_call.name not in _NO_CALL
-        )
+        and cpu_share(thread.activity) <= most_cpu
     )
 
 
@@ -114,15 +120,25 @@ def _is_sure(owner: ThreadStack) -> bool:
     return motion_of(owner, 0.0) is Motion.STILL
 
 
-def _hogs(owner: ThreadStack, main: ThreadStack) -> bool:
+def _hogs(thread: ThreadStack, main: ThreadStack) -> bool:
     """
-    Whether the owner computes, and the main thread hardly does.
+    Whether a thread runs Python all the time, and the main thread hardly does.
     """
-    if owner.activity is None:
-        return True
+    if thread is main or not any(not f.is_native for f in thread.frames):
+        return False
+    if thread.activity is None:
+        return bool(thread.owns_gil and thread.active)
 
-    share = cpu_share(owner.activity)
-    return share >= _HOG and share >= 2 * cpu_share(main.activity)
+    a, share = thread.activity, cpu_share(thread.activity)
+    # Who is asked for the lock gives it up, and waits for it, too; and who
+    # goes from line to line is not in native code.
+    runs_python = (
+        thread.owns_gil is True
+        or wakes_per_s(thread) >= wakes_per_s(main) / 4
+        or (a.has_moved is True and a.has_left is False)
+    )
+    is_greedy = share >= _HOG and share >= 2 * cpu_share(main.activity)
+    return is_greedy and runs_python
 
 
 def _without_owner(

@@ -25,6 +25,10 @@ __all__ = [
 _LONG_S = 30.0
 # A thread that only looks whether something happened needs some 50 µs.
 _WORK_S = 500e-6
+# Who waits in these calls only wakes up if something happened.
+_WITHOUT_END = frozenset(
+    {"accept", "accept4", "flock", "open", "openat", "wait4", "waitid"}
+)
 _BUSY = 0.5
 _QUIET = 0.02
 
@@ -54,20 +58,24 @@ def motion_of(thread: ThreadStack, wakes: float | None = None) -> Motion:
         Whether it moves; unknown if it was looked at only once.
     """
     a = thread.activity
-    if thread.idle_s is not None and thread.idle_s > _LONG_S:
-        return Motion.STILL
     if a is None or a.seconds <= 0:
-        return Motion.UNKNOWN
+        has_slept = thread.idle_s is not None and thread.idle_s > _LONG_S
+        # The kernel forgets when a thread ran, if that is about to run.
+        is_awake = thread.state == "R" or thread.active
+        return Motion.STILL if has_slept and not is_awake else Motion.UNKNOWN
     if a.has_left or (a.has_moved and a.has_left is None):
         return Motion.MOVING
     if is_busy(a):
         return Motion.SPINNING
+    call = thread.system_call.name if thread.system_call else ""
+    if call in _WITHOUT_END:
+        wakes = 0.0
     return Motion.MOVING if _is_awake(a, wakes) else Motion.STILL
 
 
 def _is_awake(a: ThreadActivity, wakes: float | None) -> bool:
-    if wakes is not None:
-        return a.voluntary / a.seconds > wakes
+    if wakes is not None and a.voluntary / a.seconds > wakes:
+        return True
     return a.voluntary > 0 and a.cpu_s / a.voluntary > _WORK_S
 
 

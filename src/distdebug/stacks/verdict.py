@@ -130,7 +130,13 @@ def _of_own_causes(views: Views) -> Iterable[Finding]:
     known = [v for v in views if v.cause is not Cause.UNKNOWN] or views
     still = [v for v in known if v.motion is not Motion.MOVING]
     for group in _by_importance(still or known):
-        yield finding(group)
+        # Who computes, and keeps nobody waiting, may be done in a moment.
+        changes = {"confidence": "possible"} if _may_be_busy(group) else {}
+        yield finding(group, changes=changes)
+
+
+def _may_be_busy(group: Views) -> bool:
+    return group[0].cause in _VAGUE and group[0].motion is not Motion.STILL
 
 
 def _of_waits(waiting: Views) -> Iterable[Finding]:
@@ -222,7 +228,7 @@ def _movement(views: Views) -> tuple[Finding, ...]:
     """
     Say that a job moves, if it does, and who the others wait for.
     """
-    busy = [v for v in views if v.cause not in _IDLE]
+    busy = [v for v in views if v.cause is not Cause.IDLE]
     waiting = [v for v in busy if v.cause in {*_WAITS, Cause.GPU_SYNC_WAIT}]
     moves = [v for v in waiting or busy if v.motion is Motion.MOVING]
     if not moves or 2 * len(moves) < len(waiting or busy):
@@ -230,7 +236,8 @@ def _movement(views: Views) -> tuple[Finding, ...]:
     if not waiting and len(moves) < len(busy):
         return ()
 
-    slow = [v for v in busy if v not in waiting] if waiting else []
+    slow = [v for v in busy if v not in waiting and _stays(v)]
+    slow = slow if waiting else []
     slow = slow if 2 * len(slow) < len(busy) else []
     processes = [v.process for v in views]
     text = f"{names_of(processes)} {agree(processes, 'is moving')}: slow at "
@@ -248,6 +255,14 @@ def _movement(views: Views) -> tuple[Finding, ...]:
         "remedy": "if it is too slow, look at who the others wait for",
     }
     return (finding(slow or moves, changes=changes),)
+
+
+def _stays(view: ProcessView) -> bool:
+    """
+    Whether a rank was in the same function at every look.
+    """
+    activity = view.thread.activity if view.thread else None
+    return activity is not None and activity.has_left is False
 
 
 def _where_all_wait(views: Views) -> tuple[Views, str]:

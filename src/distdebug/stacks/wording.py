@@ -93,7 +93,18 @@ def say_waiting(views: Sequence[ProcessView], op: str) -> str:
 
     processes = [v.process for v in views]
     doing = f"is waiting in {op}" if op else views[0].doing
-    return f"; {names_of(processes)} {agree(processes, doing)}"
+    return f"; {names_of(processes)} {agree(processes, doing)}{_since(views)}"
+
+
+def _since(views: Sequence[ProcessView]) -> str:
+    """
+    Say for how long nobody of them has run, if the kernel told.
+    """
+    threads = [v.thread for v in views if v.thread is not None]
+    known = [t.idle_s for t in threads if t.idle_s and t.state == "S"]
+    if len(known) < len(views) or min(known) < 1:
+        return ""
+    return f", for {min(known):.0f} s at least"
 
 
 def finding(

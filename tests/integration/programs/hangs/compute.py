@@ -7,36 +7,24 @@ from __future__ import annotations
 import math
 
 
-def simulate(steps: int) -> float:
+def weigh(value: float) -> float:
     """
-    Walk about.
+    Compute something small.
     """
-    place = 0.0
-    for step in range(steps):
-        place += math.sin(step)
-    return place
+    return sum(math.sin(value * n) for n in range(50))
 
 
-def summarize(values: list[float]) -> float:
+def explore(value: float, depth: int) -> float:
     """
-    Find the middle.
+    Walk through a tree whose paths have all lengths.
     """
-    middle = 0.0
-    for value in values * 50:
-        middle += value / len(values)
-    return middle
-
-
-def describe(value: float) -> str:
-    """
-    Write a number in all its digits.
-    """
-    text = ""
-    for digit in range(20_000):
-        text = str(value * digit)
-    return text
+    best = weigh(value)
+    for step in (1, 4):
+        if depth >= step:
+            best = max(best, explore(value + step, depth - step))
+    return best
 
 
 print("ready", flush=True)
 while True:
-    describe(summarize([simulate(n) for n in range(300)]))
+    explore(1.0, 40)

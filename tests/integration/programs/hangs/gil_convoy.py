@@ -21,10 +21,10 @@ def train() -> None:
     """
     Do something short, which needs the lock again, for ever.
     """
+    zeros = os.open("/dev/zero", os.O_RDONLY)
     print("ready", flush=True)
     while True:
-        os.stat("/")
-        os.sched_yield()
+        os.read(zeros, 1)
 
 
 threading.Thread(target=augment, daemon=True).start()
