@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 import attrs
 
 from ..errors import CaptureError
+from ..stacks.join import join_threads
 from ..stacks.merge import merge_stacks
 from ..stacks.model import ProcessStacks, ThreadStack
 from .cuda import capture_cuda
@@ -158,30 +159,7 @@ def _with_cuda(process: ProcessCapture, timeout_s: float) -> ProcessCapture:
 def _join(
     stacks: ProcessStacks, native: Iterable[ThreadStack]
 ) -> ProcessStacks:
-    """
-    Put what a native tool saw beside what py-spy saw.
-    """
-    found = {t.thread_id: t for t in native if t.thread_id is not None}
-    threads = [
-        _beside(t, found.pop(t.thread_id or 0, None)) for t in stacks.threads
-    ]
-    threads += [
-        attrs.evolve(t, native=t.frames, frames=()) for t in found.values()
-    ]
-    return attrs.evolve(stacks, threads=tuple(threads))
-
-
-def _beside(thread: ThreadStack, native: ThreadStack | None) -> ThreadStack:
-    if native is None:
-        return thread
-
-    owns = native.owns_gil if thread.owns_gil is None else thread.owns_gil
-    return attrs.evolve(
-        thread,
-        native=native.frames,
-        owns_gil=owns,
-        waits_for_gil=native.waits_for_gil,
-    )
+    return attrs.evolve(stacks, threads=join_threads(stacks.threads, native))
 
 
 def _chosen(processes: Sequence[ProcessCapture], native: str) -> set[int]:
