@@ -17,7 +17,7 @@ from .look import Looker, explain_process
 from .model import ProcessStacks, StackFrame, ThreadStack
 from .rules import read_rules
 from .source import ReadLine, SourceLines, source_line
-from .verdict import judge, views_of
+from .verdict import judge_all, views_of
 from .view import ProcessView
 
 
@@ -43,7 +43,8 @@ def explain_stacks(
     there are no others; so are children, which are told by their parents.
 
     Args:
-        stacks: Processes of one job.
+        stacks: Processes; those of several jobs are judged apart, if it is
+            known whose they are.
 
         rules: Files of rules to be tried before our own.
 
@@ -54,7 +55,7 @@ def explain_stacks(
         RulesError: A file of rules cannot be used.
     """
     looker = Looker(read_rules(rules), SourceLines())
-    return judge(tuple(stacks), looker)
+    return judge_all(tuple(stacks), looker)
 
 
 def explain_ranks(

@@ -23,7 +23,7 @@ from .around import (
 from .gil import find_gil_trouble
 from .matching import Matcher, Sight
 from .model import ProcessStacks, StackFrame, ThreadStack
-from .motion import Motion, motion_of
+from .motion import Motion, motion_of, wakes_per_s
 from .places import is_native, is_users, user_frame, where
 from .rules import Rule, RuleBook, read_rules
 from .running import IsInLoop, cause_of_running
@@ -182,6 +182,9 @@ class Looker:
 
         cause = cause_of_running(sight, self._is_in_loop)
         motion = motion_of(thread)
+        if cause is Cause.NATIVE_SPIN and wakes_per_s(thread) > 0:
+            # Who turns round in circles does not wait in between.
+            motion = Motion.MOVING
         return _Said(thread, cause, None, sight.innermost, motion)
 
     def _view(

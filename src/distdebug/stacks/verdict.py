@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 
+import attrs
+
 from ..findings import Cause, Finding
 from ..ranks import fold_ranks
 from .family import Family, find_family
@@ -33,6 +35,51 @@ _VAGUE = frozenset({Cause.PYTHON_LOOP, Cause.NATIVE_SPIN, Cause.UNKNOWN})
 _MOST_PLACES = 4
 
 Views = Sequence[ProcessView]
+
+
+def judge_all(
+    processes: Sequence[ProcessStacks], looker: Looker
+) -> tuple[Finding, ...]:
+    """
+    Say what is wrong with each job of a node, those that are stuck first.
+
+    Args:
+        processes: All that is known.
+
+        looker: Explains single processes.
+    """
+    jobs = _by_job(processes)
+    found = [
+        [_of_job(f, job) for f in judge(members, looker)]
+        if len(jobs) > 1
+        else judge(members, looker)
+        for job, members in jobs.items()
+    ]
+    harmless = {Cause.PROGRESSING, *_IDLE}
+    found.sort(key=lambda fs: not fs or fs[0].cause in harmless)
+    return tuple(f for findings in found for f in findings)
+
+
+def _by_job(
+    processes: Iterable[ProcessStacks],
+) -> dict[str, list[ProcessStacks]]:
+    known = list(processes)
+    jobs = {(p.host, p.pid): p.job for p in known}
+    by_job: dict[str, list[ProcessStacks]] = {}
+    for process in known:
+        # Children may have forgotten whose they are.
+        job = process.job or jobs.get((process.host, process.parent_pid or 0))
+        by_job.setdefault(job or "", []).append(process)
+    if len(by_job) == 2 and "" in by_job:
+        # Nobody contradicts that it is one job.
+        return {"": known}
+    return by_job
+
+
+def _of_job(found: Finding, job: str) -> Finding:
+    if not job:
+        return found
+    return attrs.evolve(found, summary=f"job {job}: {found.summary}")
 
 
 def judge(
