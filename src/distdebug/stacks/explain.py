@@ -11,13 +11,16 @@ import os
 
 from collections.abc import Iterable
 
+import attrs
+
 from ..findings import Cause, Finding
 from .family import find_family
+from .jobs import split_jobs
 from .look import Looker, explain_process
 from .model import ProcessStacks, StackFrame, ThreadStack
 from .rules import read_rules
 from .source import ReadLine, SourceLines, source_line
-from .verdict import judge_all, views_of
+from .verdict import judge, views_of
 from .view import ProcessView
 
 
@@ -28,6 +31,9 @@ __all__ = [
     "explain_stacks",
     "explain_threads",
 ]
+
+# A job that is so comes after one that is stuck.
+_HARMLESS = frozenset({Cause.PROGRESSING, Cause.IDLE, Cause.EVENT_LOOP_IDLE})
 
 
 def explain_stacks(
@@ -55,7 +61,17 @@ def explain_stacks(
         RulesError: A file of rules cannot be used.
     """
     looker = Looker(read_rules(rules), SourceLines())
-    return judge_all(tuple(stacks), looker)
+    known = tuple(stacks)
+    jobs = split_jobs(known)
+    if len(jobs.keys() - {""}) < 2:
+        return judge(known, looker)
+
+    found = [
+        [_of_job(f, job) for f in judge(members, looker)]
+        for job, members in jobs.items()
+    ]
+    found.sort(key=lambda fs: not fs or fs[0].cause in _HARMLESS)
+    return tuple(f for findings in found for f in findings)
 
 
 def explain_ranks(
@@ -109,3 +125,10 @@ def explain_threads(
         return None
 
     return view.cause, view.frame
+
+
+def _of_job(found: Finding, job: str) -> Finding:
+    if not job:
+        return found
+
+    return attrs.evolve(found, summary=f"job {job}: {found.summary}")
