@@ -38,6 +38,9 @@ def undisturbed(monkeypatch):
     """
     numbers = range(signal.SIGRTMIN + 12, signal.SIGRTMIN + 20)
     before = {n: save_action(n) for n in numbers}
+    # Another test may have left an offer of this very process.
+    for number in numbers:
+        signal.signal(number, signal.SIG_DFL)
     monkeypatch.setattr(stack_offer, "_offers", [])
     monkeypatch.setattr(stack_offer, "_ignored", set())
     yield
