@@ -4,8 +4,9 @@ Lines of source code.
 
 from __future__ import annotations
 
-import os
 import threading
+
+from pathlib import Path
 
 import pytest
 
@@ -47,7 +48,7 @@ def test_once(file):
     lines = SourceLines()
 
     assert "    total = 0" == lines(file, 2)
-    os.unlink(file)
+    Path(file).unlink()
     assert "    total = 0" == lines(file, 2)
     assert "" == source_line(file, 2)
 

@@ -84,11 +84,15 @@ def wants_gil(thread: ThreadStack) -> bool:
     if thread.waits_for_gil is not None:
         return thread.waits_for_gil
 
-    frames = thread.native or thread.frames
     call = thread.system_call.name if thread.system_call else ""
-    return bool(wants_gil_by_native_stack(frames)) or (
+    return _is_seen_waiting(thread) or (
         _looks_for_it(thread) and call in _NO_CALL
     )
+
+
+def _is_seen_waiting(thread: ThreadStack) -> bool:
+    frames = thread.native or thread.frames
+    return bool(thread.waits_for_gil or wants_gil_by_native_stack(frames))
 
 
 def _looks_for_it(thread: ThreadStack, most_cpu: float = _MOST_CPU) -> bool:
@@ -149,6 +153,8 @@ def _without_owner(
     """
     Who holds it, if the tool does not tell?
     """
+    # Nobody may hold it: others wake up as often as who waits for it.
+    waiting = [t for t in waiting if _is_seen_waiting(t)]
     if not waiting or motion_of(main) is Motion.MOVING:
         return None
     if main in waiting:
