@@ -56,6 +56,7 @@ nitpick_ignore_regex = [
         "numpy",
         "os",
         "pathlib",
+        "re",
         "torch",
         "typing",
     )
