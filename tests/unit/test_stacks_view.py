@@ -275,6 +275,25 @@ class TestThreads:
 
         assert Cause.IMPORT_LOCK is got.cause
 
+    def test_other(self):
+        """
+        Of a thread that is waited for, it is said what it does.
+        """
+        upload = thread(
+            ("upload", "/me/ckpt.py", 20), call="connect", name="uploader"
+        )
+        shutdown = ("_shutdown", f"{LIB}/threading.py", 1)
+
+        waits = view(main(JOIN, USER), upload)
+        ends = view(main(shutdown), upload)
+
+        assert Cause.FUTURE_WAIT is waits.cause
+        assert waits.note.startswith("(thread uploader is blocked in")
+        assert waits.note.endswith("in upload (ckpt.py:20))")
+        assert "train" == waits.location.function
+        assert "upload" == ends.location.function
+        assert "thread uploader" in waits.evidence[0].location
+
     def test_cycle(self):
         """
         Threads that wait for locks wait for each other.
@@ -467,6 +486,19 @@ class TestGil:
 
         assert got.doing.startswith("holds the lock")
         assert "2 other threads wait for it" in got.doing
+
+    def test_once(self):
+        """
+        One look tells who holds the lock, and not for how long.
+        """
+        holder = main(self.HELD, owns_gil=True)
+
+        got = view(holder, thread(USER, waits_for_gil=True))
+
+        assert (Cause.GIL_CONTENTION, "possible") == (
+            got.cause,
+            got.confidence,
+        )
 
     def test_explained(self):
         """

@@ -29,6 +29,14 @@ _GPU_SERVERS = ("sglang::scheduler", "VLLM::Worker", "VLLM::EngineCore")
 def own_frames(
     thread: ThreadStack, process: ProcessStacks
 ) -> Sequence[StackFrame]:
+    """
+    The lines of the code that a thread was given; all, if there are none.
+
+    Args:
+        thread: The thread.
+
+        process: Its process.
+    """
     outside = outside_of(thread, process)
     python = [f for f in thread.frames if not is_native(f)]
     return python[:outside] or thread.frames or thread.native

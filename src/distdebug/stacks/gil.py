@@ -71,6 +71,9 @@ def find_gil_trouble(
         doing = "holds the lock of the interpreter while it waits"
         sure = _is_sure(owner) and bool(waiting)
         return owner, _say(owner, doing, waiting), _sure(is_sure=sure)
+    if waiting and is_running(owner) is None:
+        doing = "holds the lock of the interpreter"
+        return owner, _say(owner, doing, waiting), "possible"
     return None
 
 

@@ -73,6 +73,7 @@ _LOCKS = frozenset(
     }
 )
 _IDLE = frozenset({Cause.IDLE, Cause.EVENT_LOOP_IDLE})
+_QUIET = frozenset({None, *_IDLE})
 # What blocks an event loop, if it happens in one.
 _BLOCKS_LOOP = frozenset(
     {
@@ -143,7 +144,36 @@ class Looker:
         if len(locks := _lock_waits([said, *others])) > 1:
             return self._of_locks(process, locks)
 
-        return self._view(process, _better(said, others), said)
+        better = _better(said, others)
+        view = self._view(process, better, said)
+        if better is said and said.cause in _LEAVES_IT:
+            return self._with_other(view, others)
+        return view
+
+    def _with_other(
+        self, view: ProcessView, others: Sequence[_Said]
+    ) -> ProcessView:
+        """
+        Add what another thread does that this one may wait for.
+        """
+        other = next((s for s in others if s.cause not in _QUIET), None)
+        if other is None or view.cause in _IDLE:
+            return view
+
+        place = where(_python_line(other.thread.frames))
+        said = f"thread {other.thread.name or 'another'} {self._doing(other)}"
+        if _is_of_user(view.location) and place is not None:
+            said += f" in {place.brief}"
+            place = view.location
+        return attrs.evolve(
+            view,
+            note=f"{view.note} ({said})".strip(),
+            location=place,
+            evidence=(
+                *view.evidence,
+                evidence_of(view.process, other.thread, other.frame),
+            ),
+        )
 
     def _tells(self, thread: ThreadStack) -> bool:
         return not self.matcher.is_helper(thread)
@@ -304,6 +334,14 @@ def _location(
         if outer is not None and (best is None or is_users(outer)):
             best = outer
     return where(best)
+
+
+def _is_of_user(location: Location | None) -> bool:
+    if location is None:
+        return False
+    return is_users(
+        StackFrame(location.function, location.file, location.line)
+    )
 
 
 def _python_line(frames: Iterable[StackFrame]) -> StackFrame | None:
