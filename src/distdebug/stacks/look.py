@@ -25,9 +25,19 @@ from .matching import Matcher, Sight
 from .model import ProcessStacks, StackFrame, ThreadStack
 from .motion import Motion, motion_of, wakes_per_s
 from .places import is_native, is_users, user_frame, where
-from .rules import Rule, RuleBook, read_rules
+from .rules import RuleBook, read_rules
 from .running import IsInLoop, cause_of_running
 from .source import ReadLine, SourceLines
+from .telling import (
+    IDLES,
+    LEAVES_IT,
+    Said,
+    explains_itself,
+    has_say,
+    least_sure,
+    lock_waits,
+    tell_more,
+)
 from .view import ProcessView, evidence_of
 
 
@@ -35,45 +45,7 @@ __all__ = ["Looker", "explain_process"]
 
 _MOST_THREADS = 256
 _MOST_NAME = 80
-# Actors of Ray train in a thread of their own.
-_ACTOR = "Ray worker"
-
-# Who waits so, waits for another thread, which may tell more.
-_LEAVES_IT = frozenset(
-    {
-        Cause.FUTURE_WAIT,
-        Cause.QUEUE_WAIT,
-        Cause.LOCK_DEADLOCK,
-        Cause.IDLE,
-        Cause.EVENT_LOOP_IDLE,
-        Cause.SLEEPING,
-    }
-)
-# What another thread may tell that is more than that somebody waits for it.
-_TELLS_MORE = frozenset(
-    {
-        Cause.COLLECTIVE_WAIT,
-        Cause.RENDEZVOUS_WAIT,
-        Cause.GPU_SYNC_WAIT,
-        Cause.LAUNCH_BLOCKED,
-        Cause.COMPILING,
-        Cause.CHECKPOINTING,
-        Cause.DATALOADER_WAIT,
-        Cause.IMPORT_LOCK,
-    }
-)
-# Rules that tell of a lock, and not of an event or a file.
-_LOCKS = frozenset(
-    {
-        "lock",
-        "lock, in the kernel",
-        "lock, in native code",
-        "line that locks",
-        "line that locks, and waits",
-    }
-)
-_IDLE = frozenset({Cause.IDLE, Cause.EVENT_LOOP_IDLE})
-_QUIET = frozenset({None, *_IDLE})
+_QUIET = frozenset({None, *IDLES})
 # What blocks an event loop, if it happens in one.
 _BLOCKS_LOOP = frozenset(
     {
@@ -92,15 +64,6 @@ _BLOCKS_LOOP = frozenset(
 
 # Which of these a loop that is not blocked shows now and then.
 _MAY_BE_SHORT = frozenset({None, Cause.PYTHON_LOOP, Cause.NATIVE_SPIN})
-
-
-@attrs.frozen
-class _Said:
-    thread: ThreadStack
-    cause: Cause | None
-    rule: Rule | None
-    frame: StackFrame | None
-    motion: Motion
 
 
 class Looker:
@@ -139,25 +102,25 @@ class Looker:
         said = self._thread(main, process)
         others = self._others(process, main, said)
         gil = find_gil_trouble(threads, main)
-        if gil is not None and not _explains_itself(said, gil[0]):
+        if gil is not None and not explains_itself(said, gil[0]):
             return self._of_gil(process, gil)
-        if len(locks := _lock_waits([said, *others])) > 1:
+        if len(locks := lock_waits([said, *others])) > 1:
             return self._of_locks(process, locks)
 
-        better = _better(said, others)
+        better = tell_more(said, others)
         view = self._view(process, better, said)
-        if better is said and said.cause in _LEAVES_IT:
+        if better is said and said.cause in LEAVES_IT:
             return self._with_other(view, others)
         return view
 
     def _with_other(
-        self, view: ProcessView, others: Sequence[_Said]
+        self, view: ProcessView, others: Sequence[Said]
     ) -> ProcessView:
         """
         Add what another thread does that this one may wait for.
         """
         other = next((s for s in others if s.cause not in _QUIET), None)
-        if other is None or view.cause in _IDLE:
+        if other is None or view.cause in IDLES:
             return view
 
         place = where(_python_line(other.thread.frames))
@@ -179,12 +142,12 @@ class Looker:
         return not self.matcher.is_helper(thread)
 
     def _others(
-        self, process: ProcessStacks, main: ThreadStack, said: _Said
-    ) -> Sequence[_Said]:
+        self, process: ProcessStacks, main: ThreadStack, said: Said
+    ) -> Sequence[Said]:
         is_backward = said.rule is not None and "backward" in said.rule.name
         if (
             said.cause is not None
-            and said.cause not in _LEAVES_IT
+            and said.cause not in LEAVES_IT
             and not is_backward
         ):
             return ()
@@ -198,9 +161,9 @@ class Looker:
             self._thread(t, process)
             for _, t in zip(range(_MOST_THREADS), threads, strict=False)
         ]
-        return [s for s in found if _has_say(s)]
+        return [s for s in found if has_say(s)]
 
-    def _thread(self, thread: ThreadStack, process: ProcessStacks) -> _Said:
+    def _thread(self, thread: ThreadStack, process: ProcessStacks) -> Said:
         outside = outside_of(thread, process)
         gpu = uses_gpu(process)
         sight = Sight(thread, self._read_line, outside, gpu=gpu)
@@ -208,17 +171,17 @@ class Looker:
         if hit is not None:
             rule, frame = hit
             motion = motion_of(thread, rule.wakes)
-            return _Said(thread, rule.cause, rule, frame, motion)
+            return Said(thread, rule.cause, rule, frame, motion)
 
         cause = cause_of_running(sight, self._is_in_loop)
         motion = motion_of(thread)
         if cause is Cause.NATIVE_SPIN and wakes_per_s(thread) > 0:
             # Who turns round in circles does not wait in between.
             motion = Motion.MOVING
-        return _Said(thread, cause, None, sight.innermost, motion)
+        return Said(thread, cause, None, sight.innermost, motion)
 
     def _view(
-        self, process: ProcessStacks, said: _Said, main: _Said
+        self, process: ProcessStacks, said: Said, main: Said
     ) -> ProcessView:
         cause = said.cause
         doing = self._doing(said)
@@ -249,7 +212,7 @@ class Looker:
             else (),
         )
 
-    def _doing(self, said: _Said) -> str:
+    def _doing(self, said: Said) -> str:
         if said.rule is not None and said.rule.doing:
             return said.rule.doing
 
@@ -274,7 +237,7 @@ class Looker:
         )
 
     def _of_locks(
-        self, process: ProcessStacks, locks: Sequence[_Said]
+        self, process: ProcessStacks, locks: Sequence[Said]
     ) -> ProcessView:
         first, *others = locks
         places = [where(user_frame(s.thread.frames)) for s in locks]
@@ -287,7 +250,7 @@ class Looker:
             frame=first.frame,
             location=places[0],
             motion=first.motion,
-            confidence=_least_sure(locks),
+            confidence=least_sure(locks),
             remedy=self.book.remedy.get(Cause.LOCK_DEADLOCK, ""),
             note=f"and in {also}" if also else "",
             rule="cycle of locks",
@@ -322,7 +285,7 @@ def explain_process(
 
 
 def _location(
-    process: ProcessStacks, said: _Said, main: _Said
+    process: ProcessStacks, said: Said, main: Said
 ) -> Location | None:
     """
     The line of the user, or the next best one.
@@ -349,7 +312,7 @@ def _python_line(frames: Iterable[StackFrame]) -> StackFrame | None:
     return None if best is None or is_native(best) else best
 
 
-def _note(said: _Said) -> str:
+def _note(said: Said) -> str:
     """
     Name what is known of a wait that has no line of Python, or goes on in
     the kernel.
@@ -362,56 +325,3 @@ def _note(said: _Said) -> str:
     if said.frame is None or has_python or not is_native(said.frame):
         return ""
     return f"(in {said.frame.name[:_MOST_NAME]})"
-
-
-def _has_say(said: _Said) -> bool:
-    """
-    Whether a thread is more than one of a library that waits, as usual.
-    """
-    return said.cause in _TELLS_MORE or any(map(is_users, said.thread.frames))
-
-
-def _explains_itself(main: _Said, owner: ThreadStack) -> bool:
-    """
-    Whether the main thread holds the lock in a wait that has a better name.
-    """
-    return (
-        owner is main.thread
-        and main.rule is not None
-        and main.rule.file is not None
-    )
-
-
-def _better(main: _Said, others: Iterable[_Said]) -> _Said:
-    is_backward = main.rule is not None and "backward" in main.rule.name
-    if main.cause in _LEAVES_IT or main.cause is None or is_backward:
-        for other in others:
-            if other.cause in _TELLS_MORE:
-                return other
-    is_actor = main.rule is not None and main.rule.name.startswith(_ACTOR)
-    if main.cause in _IDLE:
-        for other in others:
-            if other.cause not in _IDLE and (other.cause or is_actor):
-                return other
-    return main
-
-
-def _lock_waits(all_said: Iterable[_Said]) -> Sequence[_Said]:
-    """
-    The threads that wait for a lock that somebody else holds.
-    """
-    return [
-        said
-        for said in all_said
-        if said.cause is Cause.LOCK_DEADLOCK
-        and said.rule is not None
-        and said.rule.name in _LOCKS
-        and said.motion is not Motion.MOVING
-    ]
-
-
-def _least_sure(all_said: Iterable[_Said]) -> Confidence:
-    sure = all(
-        s.rule is not None and s.rule.confidence == "likely" for s in all_said
-    )
-    return "likely" if sure else "possible"
