@@ -41,7 +41,9 @@ def idle_seconds(pid: int, tid: int, *, root: str = "/proc") -> float | None:
     """
     now = _exec_start(f"{root}/thread-self/sched")
     last = _exec_start(f"{root}/{pid}/task/{tid}/sched")
-    if now is None or last is None:
+    # It is zero for a thread that was moved to another processor and has not
+    # run there yet.
+    if not now or not last:
         return None
 
     return max(0.0, (now - last) / 1000)
