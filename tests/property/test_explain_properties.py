@@ -15,7 +15,6 @@ from distdebug.findings import Cause
 from distdebug.stacks.explain import (
     explain_process,
     explain_stacks,
-    explain_threads,
 )
 from distdebug.stacks.model import (
     GpuKernel,
@@ -124,7 +123,6 @@ def test_threads(some):
     """
     The same of the threads of one process.
     """
-    explain_threads(some, read_line=lambda *_: "")
     explain_process(ProcessStacks(pid=1, source="", threads=tuple(some)))
 
 

@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import os
 
+import attrs
 import pytest
 
 from distdebug.findings import Cause
-from distdebug.stacks.explain import explain_stacks, explain_threads
+from distdebug.stacks.explain import explain_process, explain_stacks
 from distdebug.stacks.model import ProcessStacks, StackFrame, ThreadStack
 from distdebug.stacks.rules import DOING, read_rules
 
@@ -35,14 +36,27 @@ def thread(*frames, **changes):
     )
 
 
+def view(*threads, **kwargs):
+    """
+    What a process with these threads is doing.
+    """
+    process = ProcessStacks(pid=1, source="", threads=threads)
+    return explain_process(process, **kwargs)
+
+
+def cause_of(*threads, **kwargs):
+    """
+    The cause that these threads stand for, if it is known.
+    """
+    cause = view(*threads, **kwargs).cause
+    return None if cause is Cause.UNKNOWN else cause
+
+
 def explain(*frames, code="", **changes):
     """
-    The cause that these frames stand for.
+    The cause that these frames stand for, if it is known.
     """
-    got = explain_threads(
-        [thread(*frames, **changes)], read_line=lambda *_: code
-    )
-    return got and got[0]
+    return cause_of(thread(*frames, **changes), read_line=lambda *_: code)
 
 
 STACKS = [
@@ -185,7 +199,7 @@ CODE = [
 ]
 
 
-class TestExplainThreads:
+class TestMainThread:
     @pytest.mark.parametrize(("cause", "frames"), STACKS)
     def test_stack(self, cause, frames):
         """
@@ -235,9 +249,20 @@ class TestExplainThreads:
         lines = {"/a.py": "b()", "/b.py": "time.sleep(1)"}
         stack = thread(("a", "/a.py"), ("b", "/b.py"))
 
-        got = explain_threads([stack], read_line=lambda f, _: lines[f])
+        got = cause_of(stack, read_line=lambda f, _: lines[f])
 
         assert got is None
+
+    def test_code_in_dump(self):
+        """
+        The code that a tool showed counts more than what is on this machine.
+        """
+        frame = StackFrame("f", "/a.py", 1, code="with self._lock:")
+        stack = ThreadStack(name="", frames=(frame,), is_main=True)
+
+        got = cause_of(stack, read_line=lambda *_: "time.sleep(1)")
+
+        assert Cause.LOCK_DEADLOCK == got
 
     def test_loop(self):
         """
@@ -251,11 +276,9 @@ class TestExplainThreads:
         """
         The frame that tells it is returned.
         """
-        got = explain_threads(
-            [thread(("f", "/a.py"), ("sleep", "/b.py"), USER)]
-        )
+        got = view(thread(("f", "/a.py"), ("sleep", "/b.py"), USER))
 
-        assert (Cause.SLEEPING, StackFrame("sleep", "/b.py", 2)) == got
+        assert StackFrame("sleep", "/b.py", 2) == got.frame
 
     def test_which_thread(self):
         """
@@ -265,10 +288,13 @@ class TestExplainThreads:
         waiting = thread(("join", f"{LIB}/threading.py"))
         empty = thread()
 
-        assert Cause.FUTURE_WAIT == explain_threads([sleeping, waiting])[0]
-        assert Cause.SLEEPING == explain_threads([empty, sleeping])[0]
-        assert explain_threads([empty]) is None
-        assert explain_threads([]) is None
+        assert (
+            waiting
+            == view(attrs.evolve(sleeping, name="wandb"), waiting).thread
+        )
+        assert Cause.SLEEPING == cause_of(empty, sleeping)
+        assert view(empty) is None
+        assert view() is None
 
 
 class TestSourceLine:
@@ -278,9 +304,7 @@ class TestSourceLine:
         """
         frame = StackFrame("f", str(path), line)
 
-        got = explain_threads([ThreadStack(name="", frames=(frame,))])
-
-        return got and got[0]
+        return cause_of(ThreadStack(name="", frames=(frame,)))
 
     def test_read(self, tmp_path):
         """

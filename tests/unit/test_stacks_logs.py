@@ -4,8 +4,11 @@ Finding stacks in logs that were pasted.
 
 from __future__ import annotations
 
+import attrs
 import pytest
 
+from distdebug.findings import Cause
+from distdebug.stacks.explain import explain_stacks
 from distdebug.stacks.formats.headings import (
     Heading,
     coordinates_of,
@@ -14,6 +17,7 @@ from distdebug.stacks.formats.headings import (
 )
 from distdebug.stacks.formats.lines import split_streams
 from distdebug.stacks.parse import parse_stacks, read_stacks
+from distdebug.stacks.write import stacks_to_json
 
 
 PLAIN = """\
@@ -477,3 +481,205 @@ class TestProcesses:
         )
 
         assert [(11, 4), (12, None)] == [(p, r) for p, r, *_ in facts(text)]
+
+
+class TestByHand:
+    """
+    Stacks that people shortened, or wrote beside.
+    """
+
+    def test_remarks(self):
+        """
+        What somebody wrote beside a line is no part of it.
+        """
+        text = (
+            'Thread 0x1F9 (active): "MainThread"     <- stuck, says "top"\n'
+            "    close (audio/__init__.py:500)      <- a call (in C)\n"
+            "    ...\n"
+            "    spin(int) (lib.so)   # why?\n"
+            "    on_message (SERVER:1136)  // the handler\n"
+        )
+
+        ((thread,),) = (p.threads for p in parse_stacks(text))
+
+        assert "MainThread" == thread.name
+        assert [
+            "close (audio/__init__.py:500)",
+            "spin(int) (lib.so)",
+            "on_message (SERVER:1136)",
+        ] == list(map(str, thread.frames))
+
+    def test_no_numbers(self):
+        """
+        A thread may have no number.
+        """
+        text = (
+            'Thread (idle): "MainThread"\n'
+            "    wait (threading.py:359)\n"
+            'Thread (idle): "Thread-... (_pin)"\n'
+            "    select (selectors.py:415)\n"
+            "    _poll → poll → get\n"
+        )
+
+        (process,) = parse_stacks(text)
+
+        assert [(None, True, 1), (None, False, 1)] == [
+            (t.thread_id, t.is_main, len(t.frames)) for t in process.threads
+        ]
+
+
+ROWS = """\
+(gdb) info threads
+  Id   Target Id                      Frame
+* 1    Thread 0x7f1 (LWP 41) "python" 0x00007f in do_wait (n=3) from /lib/libc.so
+  2    Thread 0x7f2 (LWP 42) "" cond_wait () at cond.c:185
+  3    Thread 0x7f3 (LWP 43) "cuda-EvtHandlr" (running)
+"""
+PY_BT = """\
+Traceback (most recent call first):
+  File "/me/sampler.py", line 88, in sample
+    with self._lock:
+  File "/me/train.py", line 5, in <module>
+"""
+BT = """\
+#0  0x00007f in do_wait (n=3) from /lib/libc.so
+#1  0x00007f in lock_acquire (self=0x0)
+    at lock.c:7
+"""
+
+
+class TestTableOfThreads:
+    """
+    What ``info threads`` of gdb tells.
+    """
+
+    def threads(self, text):
+        """
+        The threads of the only process in a text.
+        """
+        (process,) = parse_stacks(text)
+        return {t.thread_id: t for t in process.threads}
+
+    def test_rows(self):
+        """
+        A row is a thread with one frame, if it stands still.
+        """
+        got = self.threads(ROWS)
+
+        assert ["do_wait (/lib/libc.so)"] == list(map(str, got[41].frames))
+        assert ["cond_wait (cond.c:185)"] == list(map(str, got[42].frames))
+        assert [True, False] == [t.is_main for t in got.values()]
+        assert "python" == got[41].name
+
+    @pytest.mark.parametrize("text", [ROWS + BT, BT + ROWS, ROWS + ROWS + BT])
+    def test_stack_of_current(self, text):
+        """
+        A stack without a name is of the thread with the star.
+        """
+        got = self.threads(text)
+
+        assert ["do_wait", "lock_acquire"] == [f.name for f in got[41].frames]
+        assert [41, 42] == list(got)
+
+    def test_all_stacks(self):
+        """
+        What is told in full counts more than the row.
+        """
+        full = f'Thread 2 (Thread 0x7f2 (LWP 42) "loader"):\n{BT}'
+        full += f"Thread 1 (Thread 0x7f1 (LWP 41)):\n{BT}"
+
+        for text in (ROWS + full, full + ROWS):
+            got = self.threads(text)
+            assert {41, 42} == set(got)
+            assert [2, 2] == [len(t.frames) for t in got.values()]
+            assert got[41].is_main
+            assert "loader" == got[42].name
+
+    @pytest.mark.parametrize("text", [PY_BT + BT, BT + PY_BT, ROWS + PY_BT])
+    def test_python_and_machine_code(self, text):
+        """
+        What gdb tells of Python and of machine code is of one thread.
+        """
+        (process,) = parse_stacks(text)
+
+        main = process.main_thread
+
+        assert ["sample", "<module>"] == [f.name for f in main.frames]
+        assert "do_wait" == main.native[0].name
+        assert "with self._lock:" == main.frames[0].code
+        assert "" == main.frames[1].code
+
+    def test_another_process(self):
+        """
+        The table of the next process is not that of this one.
+        """
+        other = ROWS.replace("LWP 4", "LWP 5")
+
+        got = parse_stacks(ROWS + other)
+
+        assert [41, 51] == [p.pid for p in got]
+
+
+CODE = [
+    (
+        "Traceback for thread 9 (x) [] (most recent call last):\n"
+        '    (Python) File "/me/a.py", line 5, in f\n'
+        "        with lock:\n"
+        '    (C) File "x.c", line 5, in g (lib.so)\n'
+        "        not this\n"
+    ),
+    (
+        "~~~~~ Stack of MainThread (9) ~~~~~\n"
+        '  File "/me/b.py", line 5, in g\n'
+        '  File "/me/a.py", line 5, in f\n'
+        "    with lock:\n"
+        "    ^^^^^^^^^^\n"
+    ),
+]
+
+
+@pytest.mark.parametrize("text", CODE)
+def test_code(text):
+    """
+    The code below a line of Python is kept, also as JSON.
+    """
+    (process,) = parse_stacks(text)
+    (again,) = parse_stacks(stacks_to_json(process))
+
+    for one in (process, again):
+        codes = {f.name: f.code for f in one.main_thread.frames}
+        assert "with lock:" == codes["f"]
+        assert "" == codes["g"]
+
+
+def test_waits_to_lose_the_gil():
+    """
+    Who was asked for the lock of the interpreter waits until it is taken.
+    """
+    text = BT.replace("lock_acquire", "drop_gil").replace("do_", "cond_")
+    text = text.replace("cond_wait", "pthread_cond_wait")
+
+    (process,) = parse_stacks(PY_BT.replace("/me/sampler", "socket") + text)
+    (got,) = explain_stacks([process])
+
+    assert process.main_thread.waits_for_gil
+    assert Cause.GIL_CONTENTION is got.cause
+
+
+def test_old_table_of_kernels():
+    """
+    A table of kernels alone is a process; the arguments are no name.
+    """
+    text = (
+        "(cuda-gdb) info cuda kernels\n"
+        "  Kernel Parent Dev Grid Status   SMs Mask   GridDim  BlockDim"
+        "      Name Args\n"
+        "*      1      -   0    2 Active 0x00ffffff (240,1,1) (128,1,1)"
+        " acos_main parms=...\n"
+    )
+
+    (process,) = parse_stacks(text)
+
+    assert ("acos_main", 0, (240, 1, 1), (128, 1, 1)) == attrs.astuple(
+        process.kernels[0]
+    )

@@ -118,7 +118,7 @@ class TestText:
         assert [
             ("MainThread", 8892, True, False, None),
             ('worker "one"', 0x7F01DEADBEEF, False, True, True),
-            ("", 9001, False, True, None),
+            ("", 9001, False, True, False),
         ] == [
             (t.name, t.thread_id, t.is_main, t.active, t.owns_gil)
             for t in threads

@@ -4,6 +4,8 @@ What one process is doing: which thread tells, and who holds what.
 
 from __future__ import annotations
 
+from functools import partial
+
 import attrs
 import pytest
 
@@ -235,7 +237,7 @@ class TestThreads:
         )
         metrics = thread(("sleep", "/me/y.py", 1), name="wandb-upload")
 
-        assert Cause.FUTURE_WAIT is view(main(JOIN, USER), work).cause
+        assert Cause.FUTURE_WAIT is view(main(JOIN, USER), metrics).cause
         assert Cause.IDLE is view(main(RAY), metrics).cause
         assert Cause.SLEEPING is view(main(RAY), work).cause
 
@@ -262,6 +264,7 @@ class TestThreads:
         assert Cause.COLLECTIVE_WAIT is view(helper, program).cause
         assert Cause.COLLECTIVE_WAIT is view(helper, other).cause
         assert Cause.QUEUE_WAIT is view(helper).cause
+        assert view(helper, helper) is None
         assert view() is None
         assert view(thread()) is None
 
@@ -275,9 +278,9 @@ class TestThreads:
 
         assert Cause.IMPORT_LOCK is got.cause
 
-    def test_other(self):
+    def test_joined(self):
         """
-        Of a thread that is waited for, it is said what it does.
+        Who waits for a thread waits for what that waits for, at its line.
         """
         upload = thread(
             ("upload", "/me/ckpt.py", 20), call="connect", name="uploader"
@@ -285,14 +288,139 @@ class TestThreads:
         shutdown = ("_shutdown", f"{LIB}/threading.py", 1)
 
         waits = view(main(JOIN, USER), upload)
-        ends = view(main(shutdown), upload)
+        ends = view(main(shutdown), attrs.evolve(upload, name=""))
 
-        assert Cause.FUTURE_WAIT is waits.cause
+        assert (Cause.IO_WAIT, "upload") == (
+            waits.cause,
+            waits.location.function,
+        )
+        assert waits.doing == (
+            "is waiting for its thread 'uploader', which is blocked in input "
+            "or output"
+        )
+        assert "train" in waits.evidence[0].quote
+        assert ends.doing.startswith("is waiting for a thread, which is bl")
+
+    def test_joined_which(self):
+        """
+        Of several threads that may be meant, the one that is blocked is; if
+        that is not clear, none is.
+        """
+        get = ("get", f"{LIB}/queue.py", 1)
+        pump = thread(get, ("pump", "/me/log.py", 3))
+        nap = thread(("sleep", "/me/nap.py", 3))
+        read = thread(("read", "/me/data.py", 4), call="read")
+
+        joins = partial(view, main(JOIN, USER))
+
+        assert Cause.QUEUE_WAIT is joins(pump).cause
+        assert Cause.IO_WAIT is joins(pump, nap, read).cause
+        assert Cause.FUTURE_WAIT is joins(pump, nap).cause
+        assert Cause.FUTURE_WAIT is joins(thread(JOIN, USER)).cause
+
+    def test_asked(self):
+        """
+        Who waits for a result does not wait for a thread without work.
+        """
+        get = ("get", f"{LIB}/queue.py", 1)
+        result = ("result", f"{LIB}/concurrent/futures/_base.py", 1)
+        pump = thread(get, ("pump", "/me/log.py", 3))
+        deep = thread(get, ("take", "/me/log.py", 3), ("work", "/me/a.py", 5))
+
+        asks = partial(view, main(result, USER))
+
+        assert Cause.FUTURE_WAIT is asks(pump).cause
+        assert Cause.QUEUE_WAIT is asks(pump, deep).cause
+
+    def test_joined_in_loop(self):
+        """
+        A callback that waits for a thread blocks its event loop.
+        """
+        read = thread(("read", "/me/data.py", 4), call="read")
+
+        got = view(main(JOIN, USER, CALLBACK, RUN_ONCE), read)
+
+        assert Cause.EVENT_LOOP_STALL is got.cause
+
+    def test_other(self):
+        """
+        Of a thread that may be waited for, it is said what it does.
+        """
+        get = ("get", f"{LIB}/queue.py", 1)
+        upload = thread(
+            ("upload", "/me/ckpt.py", 20), call="connect", name="uploader"
+        )
+
+        waits = view(main(get, USER), upload)
+        bare = view(main(get), upload)
+
+        assert Cause.QUEUE_WAIT is waits.cause
         assert waits.note.startswith("(thread uploader is blocked in")
         assert waits.note.endswith("in upload (ckpt.py:20))")
         assert "train" == waits.location.function
-        assert "upload" == ends.location.function
+        assert "upload" == bare.location.function
         assert "thread uploader" in waits.evidence[0].location
+
+    def test_cut_off(self):
+        """
+        Without its main thread, threads that wait for work tell nothing.
+        """
+        begun = ("_bootstrap", f"{LIB}/threading.py", 1)
+        poll = ("poll", "zmq/sugar/poll.py", 1)
+        event = ("wait", f"{LIB}/threading.py", 1)
+        library = f"{LIB}/site-packages/some_library/worker.py"
+        serve = thread(poll, ("loop", "/me/mq.py", 3), begun)
+        select = thread(SELECT, ("accept", "/me/mq.py", 3), begun)
+        report = thread(event, ("_target", library, 1), begun)
+        work = thread(
+            poll, ("recv", "/me/a.py", 1), ("step", "/me/a.py", 3), begun
+        )
+        reduce = thread(REDUCE, begun)
+
+        assert view(serve) is None
+        assert view(serve, select, report) is None
+        assert work == view(serve, report, work).thread
+        assert reduce == view(serve, reduce).thread
+
+    def test_diagnostics(self):
+        """
+        What looks after others is never the cause.
+        """
+        dump = thread(
+            ("communicate", f"{LIB}/subprocess.py", 1),
+            ("pyspy_dump_workers", "/me/tools.py", 2),
+            ("_watchdog_loop", "/me/tools.py", 3),
+            USER,
+        )
+
+        assert Cause.FUTURE_WAIT is view(main(JOIN, USER), dump).cause
+
+    def test_driver(self):
+        """
+        A lock inside the driver is not told by the collective around it.
+        """
+        lock = ("pthread_rwlock_wrlock", "libc.so.6")
+        driver = ("??", "/usr/lib/libcuda.so.1")
+        group = ("ncclGroupEnd", "libnccl.so.2")
+
+        blocked = view(thread(lock, driver, group))
+        other = view(thread(lock, group))
+
+        assert Cause.LAUNCH_BLOCKED is blocked.cause
+        assert Cause.COLLECTIVE_WAIT is other.cause
+
+    def test_only_kernels(self):
+        """
+        Of a process without a stack, a kernel on its GPU tells all.
+        """
+        process = ProcessStacks(
+            pid=1, source="", threads=(), kernels=(GpuKernel(name="spin"),)
+        )
+
+        (got,) = explain_stacks([process])
+
+        assert Cause.GPU_KERNEL is got.cause
+        assert "process 1 is waiting for the kernel spin" == got.summary
 
     def test_cycle(self):
         """
@@ -309,7 +437,8 @@ class TestThreads:
         assert "cycle of locks" == got.rule
         assert ("likely", "possible") == (got.confidence, unsure.confidence)
         assert "refund" in got.note
-        assert Cause.FUTURE_WAIT is alone.cause
+        assert Cause.LOCK_DEADLOCK is alone.cause
+        assert "cycle of locks" != alone.rule
         assert "cycle of locks" != view(main(JOIN), moving, refund).rule
 
     def test_stopped_early(self):

@@ -14,6 +14,7 @@ from .places import is_native, last_name
 
 
 __all__ = [
+    "is_begun",
     "is_in_loop",
     "is_program",
     "outside_of",
@@ -70,6 +71,17 @@ def is_program(thread: ThreadStack) -> bool:
     Whether a thread began as a program, and not as a thread.
     """
     return any(last_name(f.name) == "<module>" for f in thread.frames[-2:])
+
+
+def is_begun(thread: ThreadStack) -> bool:
+    """
+    Whether a thread began as a thread of Python, and not as a program.
+    """
+    return any(
+        last_name(f.name) in {"_bootstrap", "_bootstrap_inner"}
+        and f.filename.endswith("threading.py")
+        for f in thread.frames[-6:]
+    )
 
 
 def uses_gpu(process: ProcessStacks) -> bool | None:

@@ -17,9 +17,9 @@ from ..findings import Cause, Finding
 from .family import find_family
 from .jobs import split_jobs
 from .look import Looker, explain_process
-from .model import ProcessStacks, StackFrame, ThreadStack
+from .model import ProcessStacks
 from .rules import read_rules
-from .source import ReadLine, SourceLines, source_line
+from .source import SourceLines
 from .verdict import judge, views_of
 from .view import ProcessView
 
@@ -29,7 +29,6 @@ __all__ = [
     "explain_process",
     "explain_ranks",
     "explain_stacks",
-    "explain_threads",
 ]
 
 # A job that is so comes after one that is stuck.
@@ -98,33 +97,6 @@ def explain_ranks(
     looker = Looker(read_rules(rules), SourceLines())
     gone, living = views_of(find_family(tuple(stacks)), looker)
     return (*gone, *living)
-
-
-def explain_threads(
-    threads: Iterable[ThreadStack],
-    *,
-    read_line: ReadLine = source_line,
-) -> tuple[Cause, StackFrame] | None:
-    """
-    What is the main thread of a process waiting for?
-
-    Args:
-        threads: The threads of one process; the main thread is looked at, or
-            the first one if none is marked.
-
-        read_line: Returns the code of a file and line, or ``""``.  Calls of
-            functions in C, such as ``time.sleep``, are told by little else.
-
-    Returns:
-        What it is doing, and the line of the stack that says so; ``None`` if
-        no rule fits.
-    """
-    process = ProcessStacks(pid=0, source="", threads=tuple(threads))
-    view = explain_process(process, read_line=read_line)
-    if view is None or view.cause is Cause.UNKNOWN or view.frame is None:
-        return None
-
-    return view.cause, view.frame
 
 
 def _of_job(found: Finding, job: str) -> Finding:

@@ -14,6 +14,7 @@ import attrs
 
 from ..findings import Cause, Confidence, Location
 from .around import (
+    is_begun,
     is_in_loop,
     is_program,
     outside_of,
@@ -34,9 +35,11 @@ from .telling import (
     Said,
     explains_itself,
     has_say,
+    joined_by,
     least_sure,
     lock_waits,
     tell_more,
+    waits_for_work,
 )
 from .view import ProcessView, evidence_of
 
@@ -94,10 +97,9 @@ class Looker:
         threads = [t for t in process.threads if t.frames or t.native]
         main = next((t for t in threads if t.is_main), None)
         main = main or next(filter(is_program, threads), None)
-        main = main or next(filter(self._tells, threads), None)
-        main = main or next(iter(threads), None)
+        main = main or self._stand_in(threads, process)
         if main is None:
-            return None
+            return _only_gpu(process) if process.kernels else None
 
         said = self._thread(main, process)
         others = self._others(process, main, said)
@@ -107,11 +109,30 @@ class Looker:
         if len(locks := lock_waits([said, *others])) > 1:
             return self._of_locks(process, locks)
 
-        better = tell_more(said, others)
+        joined = None if is_in_loop(main) else joined_by(said, others)
+        better = joined or tell_more(said, others)
         view = self._view(process, better, said)
+        if joined is not None:
+            return _as_joined(view, joined.thread)
         if better is said and said.cause in LEAVES_IT:
             return self._with_other(view, others)
         return view
+
+    def _stand_in(
+        self, threads: Sequence[ThreadStack], process: ProcessStacks
+    ) -> ThreadStack | None:
+        """
+        The thread to be asked where the main thread was cut off.
+
+        Those that only wait for work, as they always do, are not asked.
+        """
+        if len(threads) == 1 and not is_begun(threads[0]):
+            # Somebody cut out what matters.
+            return threads[0]
+        for thread in filter(self._tells, threads[:_MOST_THREADS]):
+            if not waits_for_work(self._thread(thread, process)):
+                return thread
+        return None
 
     def _with_other(
         self, view: ProcessView, others: Sequence[Said]
@@ -258,6 +279,26 @@ class Looker:
                 evidence_of(process, s.thread, s.frame) for s in others[:3]
             ),
         )
+
+
+def _only_gpu(process: ProcessStacks) -> ProcessView:
+    """
+    Of a process of which nothing but its kernels is known.
+    """
+    return ProcessView(
+        process=process,
+        cause=Cause.UNKNOWN,
+        doing="runs a kernel on its GPU",
+    )
+
+
+def _as_joined(view: ProcessView, thread: ThreadStack) -> ProcessView:
+    """
+    Say that the main thread waits for this one.
+    """
+    name = f"its thread {thread.name!r:.99}" if thread.name else "a thread"
+    which = f"{name}, which {view.doing}"
+    return attrs.evolve(view, doing=f"is waiting for {which}")
 
 
 def explain_process(

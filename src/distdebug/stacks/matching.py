@@ -72,7 +72,8 @@ class Sight:
         if not self.python:
             return ""
 
-        return self._read_line(self.python[0].filename, self.python[0].line)
+        inner = self.python[0]
+        return inner.code or self._read_line(inner.filename, inner.line)
 
     @cached_property
     def runs(self) -> bool | None:
@@ -193,7 +194,7 @@ def _fits(
         near = sight.natives[: rule.native_within]
         names = ((rule.native.search(f.name[:_MOST_PATH]), f) for f in near)
         native = next((f for match, f in names if match), None)
-        if native is None:
+        if native is None or not _is_from(rule, near):
             return None
         frame = frame or native
     if rule.call is not None and not _calls(rule, sight.thread):
@@ -204,6 +205,13 @@ def _fits(
         return None
 
     return frame or sight.innermost
+
+
+def _is_from(rule: Rule, near: Iterable[StackFrame]) -> bool:
+    library = rule.library
+    return library is None or any(
+        library.search(_path(f.filename)) for f in near
+    )
 
 
 def _calls(rule: Rule, thread: ThreadStack) -> bool:

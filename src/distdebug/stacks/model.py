@@ -30,12 +30,16 @@ class StackFrame:
         line: The line that runs, counted from 1; 0 if unknown.
 
         is_native: Whether it is machine code, and not Python.
+
+        code: What stands at that line, if the tool showed it; no part of what
+            makes two lines the same.
     """
 
     name: str
     filename: str
     line: int
     is_native: bool = False
+    code: str = attrs.field(default="", eq=False)
 
     def __str__(self) -> str:
         where = f"{self.filename}:{self.line}" if self.line else self.filename

@@ -17,7 +17,14 @@ from ..findings import Location
 from .model import StackFrame
 
 
-__all__ = ["is_native", "is_users", "last_name", "user_frame", "where"]
+__all__ = [
+    "is_native",
+    "is_plumbing",
+    "is_users",
+    "last_name",
+    "user_frame",
+    "where",
+]
 
 _MOST_NAME = 300
 
@@ -94,6 +101,16 @@ def is_users(frame: StackFrame) -> bool:
         frame: The line.
     """
     return not is_native(frame) and _depth(frame.filename) == 0
+
+
+def is_plumbing(frame: StackFrame) -> bool:
+    """
+    Whether a line is neither of the user nor of a framework.
+
+    Args:
+        frame: The line.
+    """
+    return is_native(frame) or _depth(frame.filename) > 1
 
 
 def user_frame(frames: Iterable[StackFrame]) -> StackFrame | None:

@@ -121,6 +121,8 @@ class Rule:
 
         native_within: How many of the innermost of these to look at.
 
+        library: Is searched for in the files of the same native functions.
+
         call: Has to match the name of the system call it waits in.
 
         target: Is searched for in what that call is about.
@@ -161,6 +163,9 @@ class Rule:
         converter=_pattern, default=None
     )
     native_within: int = 40
+    library: re.Pattern[str] | None = attrs.field(
+        converter=_pattern, default=None
+    )
     call: re.Pattern[str] | None = attrs.field(
         converter=_pattern, default=None
     )

@@ -64,9 +64,7 @@ def _computes(
     was_watched = a is not None and is_busy(a)
     if not thread.owns_gil and (
         # Libraries compute in native code.
-        sight.gpu
-        or not is_users(innermost)
-        or (was_watched and thread.owns_gil is False)
+        sight.gpu or not is_users(innermost) or thread.owns_gil is False
     ):
         return True
     if was_watched and a is not None and a.has_moved is False:

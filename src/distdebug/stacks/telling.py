@@ -9,9 +9,10 @@ from collections.abc import Iterable, Sequence
 import attrs
 
 from ..findings import Cause, Confidence
+from .gil import wants_gil
 from .model import StackFrame, ThreadStack
 from .motion import Motion
-from .places import is_users
+from .places import is_native, is_plumbing, is_users
 from .rules import Rule
 
 
@@ -21,9 +22,11 @@ __all__ = [
     "Said",
     "explains_itself",
     "has_say",
+    "joined_by",
     "least_sure",
     "lock_waits",
     "tell_more",
+    "waits_for_work",
 ]
 
 # Actors of Ray train in a thread of their own.
@@ -66,6 +69,26 @@ _LOCKS = frozenset(
     }
 )
 
+# Rules of those who wait for a thread, or for what it was asked for.
+_JOINS = frozenset(
+    {"end of a thread", "end of the program", "line that waits for a thread"}
+)
+# They say no more than the join itself.
+_UNTOLD = frozenset({None, Cause.FUTURE_WAIT, Cause.UNKNOWN})
+_ASKS = frozenset(
+    {"future inside a pool", "answer of a pool of vLLM, Ray, or the like"}
+)
+
+# So does a thread wait that nobody gave anything to do.
+_WORKLESS = frozenset(
+    {
+        Cause.IDLE,
+        Cause.EVENT_LOOP_IDLE,
+        Cause.QUEUE_WAIT,
+        Cause.SLEEPING,
+    }
+)
+
 IDLES = frozenset({Cause.IDLE, Cause.EVENT_LOOP_IDLE})
 
 
@@ -101,6 +124,53 @@ def has_say(said: Said) -> bool:
         said: What it tells.
     """
     return said.cause in _TELLS_MORE or any(map(is_users, said.thread.frames))
+
+
+def waits_for_work(said: Said) -> bool:
+    """
+    Whether a thread waits in the very function that it was made for.
+
+    That is how a server or a pool waits, in every job that is well.
+
+    Args:
+        said: What it tells.
+    """
+    python = [f for f in said.thread.frames if not is_native(f)]
+    own = [f for f in python if not is_plumbing(f)]
+    if not own:
+        return bool(python) and said.cause not in _TELLS_MORE
+    is_event = said.rule is not None and said.rule.name == "event"
+    selects = python[0].filename.endswith("selectors.py")
+    is_wait = said.cause in _WORKLESS or is_event or selects
+    return is_wait and len(own) == 1
+
+
+def joined_by(main: Said, others: Iterable[Said]) -> Said | None:
+    """
+    Find the thread that the main thread waits for.
+
+    Args:
+        main: What the main thread tells.
+
+        others: What those tell that are no helpers.
+
+    Returns:
+        What that thread tells; ``None`` if the main thread waits for none, or
+        it is not clear for which.
+    """
+    name = main.rule.name if main.rule is not None else ""
+    if name not in _JOINS | _ASKS:
+        return None
+
+    known = [o for o in others if o.cause not in _UNTOLD]
+    if name in _ASKS:
+        # Whoever has nothing to do, has nothing that is waited for.
+        known = [o for o in known if not waits_for_work(o)]
+    busy = [o for o in known if o.cause not in LEAVES_IT]
+    causes = {o.cause for o in known}
+    if busy:
+        return busy[0]
+    return known[0] if len(causes) == 1 else None
 
 
 def tell_more(main: Said, others: Iterable[Said]) -> Said:
@@ -139,6 +209,7 @@ def explains_itself(main: Said, owner: ThreadStack) -> bool:
     """
     return (
         owner is main.thread
+        and not wants_gil(owner)
         and main.rule is not None
         and main.rule.file is not None
     )

@@ -98,6 +98,8 @@ def _frame(frame: StackFrame) -> dict[str, Any]:
     data = {"name": name, "filename": filename, "line": line}
     if frame.is_native != looks_native(filename, line):
         data["is_native"] = frame.is_native
+    if frame.code:
+        data["code"] = frame.code
     return data
 
 

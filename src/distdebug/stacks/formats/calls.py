@@ -10,20 +10,26 @@ from __future__ import annotations
 
 import re
 
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
+
+import attrs
 
 from ..model import StackFrame
 
 
 __all__ = [
+    "MOST_CODE",
     "MOST_LINE",
     "MOST_NAME",
     "looks_native",
     "make_frame",
     "shorten",
     "split_brackets",
+    "with_code",
 ]
 
+MOST_CODE = 500
 MOST_NAME = 4096
 MOST_LINE = 1 << 14
 
@@ -128,3 +134,30 @@ def looks_native(filename: str, line: int) -> bool:
     if line:
         return bool(_CODE_OF_C.search(filename[-8:]))
     return bool(filename) and not filename.endswith((".py", ".pyc", ">"))
+
+
+def with_code(
+    lines: Iterable[tuple[str, StackFrame | None]],
+) -> Iterator[StackFrame]:
+    """
+    Which frames are these, each with the code that stands below it?
+
+    Args:
+        lines: The lines of a stack, each with the frame that it means, if it
+            means one.
+
+    Returns:
+        The frames.  Of the lines that mean none, the one right below a frame
+        of Python, and deeper than that, is its code.
+    """
+    frame: StackFrame | None = None
+    depth = 0
+    for line, meant in lines:
+        own = len(line) - len(line.lstrip())
+        if frame is not None:
+            is_code = meant is None and own > depth and not frame.is_native
+            code = line.strip()[:MOST_CODE] if is_code else ""
+            yield attrs.evolve(frame, code=code) if code else frame
+        frame, depth = meant, own
+    if frame is not None:
+        yield frame

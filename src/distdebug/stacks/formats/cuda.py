@@ -56,7 +56,7 @@ def _listed(lines: list[str]) -> Iterator[GpuKernel]:
     title: list[str] | None = None
     for line in lines:
         if _TITLE.match(line):
-            title = [word for word in line.split() if word.endswith("Dim")]
+            title = line.split()
         elif title is not None and (match := _ROW.fullmatch(line)):
             yield _kernel(match["rest"], int(match["device"]), title)
         elif (match := _PROSE.fullmatch(line)) and "CUDA" not in line:
@@ -72,11 +72,14 @@ def _listed(lines: list[str]) -> Iterator[GpuKernel]:
 def _kernel(rest: str, device: int, title: list[str]) -> GpuKernel:
     sizes: dict[str, tuple[int, ...]] = {}
     for column in title or ["GridDim", "BlockDim"]:
-        if match := _SIZE.match(rest):
+        if column.endswith("Dim") and (match := _SIZE.match(rest)):
             sizes[column] = tuple(map(int, match.groups()))
             rest = rest[match.end() :]
+    name = rest.strip()
+    if title[-2:] == ["Name", "Args"]:
+        name = name.partition(" ")[0]
     return GpuKernel(
-        name=rest.strip()[:MOST_NAME],
+        name=name[:MOST_NAME],
         device=device,
         grid=sizes.get("GridDim", ()),
         block=sizes.get("BlockDim", ()),

@@ -145,17 +145,18 @@ def mark_main(threads: Sequence[ThreadStack]) -> tuple[ThreadStack, ...]:
     """
     Which of these threads is the main one?
 
-    Threads are written youngest first, so it is the last one, unless the
-    threading module began that.
+    Threads are written youngest first, so it is the last one that the
+    threading module did not begin.
 
     Args:
         threads: All threads of a process, as they were written.
 
     Returns:
-        The same threads, one of them marked.
+        The same threads, one of them marked; none, if the main thread is not
+        among them.
     """
     own = [n for n, t in enumerate(threads) if not _is_begun(t)]
-    main = max(own, default=len(threads) - 1)
+    main = max(own, default=-1)
     return tuple(
         attrs.evolve(thread, is_main=number == main)
         for number, thread in enumerate(threads)

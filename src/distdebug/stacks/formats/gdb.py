@@ -16,11 +16,24 @@ from itertools import takewhile
 import attrs
 
 from ..model import StackFrame, ThreadStack
-from .calls import make_frame, shorten, split_brackets
+from .calls import MOST_CODE, make_frame, shorten, split_brackets
+from .gdb_table import is_current, is_row, row_of, unite
 from .gil import wants_gil
 
 
-__all__ = ["FRAME", "header_of", "parse_gdb", "process_id", "read_thread"]
+__all__ = [
+    "FRAME",
+    "PY_BT",
+    "header_of",
+    "parse_gdb",
+    "process_id",
+    "read_thread",
+]
+
+Frames = tuple[StackFrame, ...]
+
+# What gdb writes of Python, if it can.
+PY_BT = "Traceback (most recent call first):"
 
 _HEADERS = (
     re.compile(
@@ -100,11 +113,17 @@ def read_threads(
     Returns:
         Those that have a stack.
     """
-    seen = [(match, read_thread(match, lines)) for match, lines in found]
+    blocks = [(match, list(lines)) for match, lines in found]
+    # The stack without a name is of the thread that gdb looks at.
+    current = next((m for m, _ in blocks if is_current(m)), None)
+    seen = [
+        (match or current, read_thread(match or current, lines))
+        for match, lines in blocks
+    ]
     filled = [(match, thread) for match, thread in seen if thread.frames]
     if any(match for match, _ in filled):
         # Before the threads comes the frame at which gdb stands.
-        return tuple(
+        return unite(
             thread
             for match, thread in filled
             if match or len(thread.frames) > 1
@@ -126,6 +145,8 @@ def header_of(line: str) -> re.Match[str] | None:
         What to give to :func:`read_thread`, or ``None``.
     """
     text = line.strip()
+    if text[:1] == "*" or text[:1].isdigit():
+        return row_of(text)
     if len(text) > _MOST_HEADER or not text.startswith(_BEGINNINGS):
         return None
     return next((m for h in _HEADERS if (m := h.fullmatch(text))), None)
@@ -174,13 +195,16 @@ def read_thread(
         The thread.
     """
     number, lwp, name = _who(match)
-    frames = tuple(_frames(lines))
+    if match is not None and is_row(match):
+        lines = (f"#0  {match['frame']}", *lines)
+    frames, native = _stacks(lines)
     return ThreadStack(
         name=name,
         thread_id=lwp,
         frames=frames,
         is_main=number == "1",
-        waits_for_gil=wants_gil(frames),
+        waits_for_gil=wants_gil(native or frames),
+        native=native,
     )
 
 
@@ -189,46 +213,68 @@ def _who(match: re.Match[str] | None) -> tuple[str, int | None, str]:
         return "", None, ""
 
     groups = match.groupdict()
-    lwp = groups.get("lwp") or ""
+    lwp = groups.get("lwp") or groups.get("row_lwp") or ""
     return (
-        groups.get("number") or "",
+        groups.get("number") or groups.get("row") or "",
         int(lwp) if lwp.isdecimal() else None,
         groups.get("name") or "",
     )
 
 
-def _frames(lines: Iterable[str]) -> Sequence[StackFrame]:
+def _stacks(lines: Iterable[str]) -> tuple[Frames, Frames]:
     """
-    The frames of the longest stack among these lines.
+    The longest stack among these lines, and the native one beside it.
     """
     stacks: list[list[StackFrame]] = [[]]
     host = takewhile(lambda line: not looks_at_gpu(line), lines)
-    for depth, text in _statements(host):
-        if depth == 0:
+    for parts in _statements(host):
+        match = FRAME.match(parts[0])
+        if parts[0].strip() == PY_BT or (match and not int(match["depth"])):
             stacks.append([])
-        stacks[-1] += _python(text) if depth is None else _frame(text)
-    return max(stacks, key=len)
+        stacks[-1] += _frame(_joined(parts)) if match else _python(parts)
+    # Of a thread that was shown twice, as Python and as machine code.
+    python = max(filter(_is_python, stacks), key=len, default=())
+    native = max((s for s in stacks if not _is_python(s)), key=len, default=())
+    found = (python, native) if python else (native, ())
+    return tuple(found[0]), tuple(found[1])
 
 
-def _statements(lines: Iterable[str]) -> Iterator[tuple[int | None, str]]:
+def _is_python(frames: Sequence[StackFrame]) -> bool:
+    return bool(frames) and not any(frame.is_native for frame in frames)
+
+
+def _statements(lines: Iterable[str]) -> Iterator[Sequence[str]]:
+    """
+    Put the lines together that belong to one frame.
+    """
     parts: list[str] = []
     unclosed = 0
     for line in _unglued(lines):
         is_frame = FRAME.match(line) is not None
-        if is_frame or _PYTHON_LINE.match(line):
-            yield from _joined(parts)
+        if is_frame or _PYTHON_LINE.match(line) or line.strip() == PY_BT:
+            if parts:
+                yield parts
             parts, unclosed = [line], _unclosed(line) if is_frame else 0
-        elif (
-            0 < len(parts) < _MOST_LINES
-            and FRAME.match(parts[0])
-            and _continues(line, unclosed)
-        ):
+        elif 0 < len(parts) < _MOST_LINES and _belongs(line, parts, unclosed):
             parts.append(line)
             unclosed += _unclosed(line)
         else:
-            yield from _joined(parts)
+            if parts:
+                yield parts
             parts = []
-    yield from _joined(parts)
+    if parts:
+        yield parts
+
+
+def _belongs(line: str, parts: Sequence[str], unclosed: int) -> bool:
+    if FRAME.match(parts[0]):
+        return _continues(line, unclosed)
+    # The code of a line of Python stands deeper than the line.
+    return len(parts) == 1 and _depth(line) > _depth(parts[0])
+
+
+def _depth(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 def _unclosed(line: str) -> int:
@@ -252,18 +298,17 @@ def _unglued(lines: Iterable[str]) -> Iterator[str]:
             yield from map(str.strip, _GLUED.split(short))
 
 
-def _joined(parts: Sequence[str]) -> Iterator[tuple[int | None, str]]:
-    if parts:
-        text = " ".join(" ".join(parts).split())
-        match = FRAME.match(text)
-        yield (int(match["depth"]) if match else None), shorten(text)
+def _joined(parts: Sequence[str]) -> str:
+    return shorten(" ".join(" ".join(parts).split()))
 
 
-def _python(text: str) -> Iterator[StackFrame]:
-    if match := _PYTHON_LINE.match(text):
-        yield make_frame(
+def _python(parts: Sequence[str]) -> Iterator[StackFrame]:
+    if match := _PYTHON_LINE.match(parts[0]):
+        frame = make_frame(
             match["name"], match["file"], int(match["line"]), is_native=False
         )
+        code = "".join(parts[1:]).strip()[:MOST_CODE]
+        yield attrs.evolve(frame, code=code) if code else frame
 
 
 def _frame(text: str) -> Iterator[StackFrame]:

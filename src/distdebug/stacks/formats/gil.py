@@ -19,8 +19,9 @@ __all__ = ["wants_gil"]
 
 _DEEPEST = 16
 
+# Who was asked to give the lock up waits in drop_gil until it is taken.
 _TAKES = re.compile(
-    r"take_gil|_?Py(Eval_(RestoreThread|AcquireThread|AcquireLock)"
+    r"take_gil|drop_gil|_?Py(Eval_(RestoreThread|AcquireThread|AcquireLock)"
     r"|GILState_Ensure|ThreadState_Attach)|tstate_wait_attach"
     r"|pybind11::gil_scoped_acquire::gil_scoped_acquire"
 )

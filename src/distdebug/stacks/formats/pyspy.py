@@ -17,11 +17,14 @@ __all__ = ["PROCESS", "header_of", "read_thread"]
 
 PROCESS = re.compile(r"Process (?P<pid>\d{1,10}): (?P<command>.*)")
 
+# People leave out numbers, and write beside a line what they make of it.
+_REMARK = r"\s{1,400}(?:<-|\u2190|\u27f5|#|//|--)(?:\s.*|-.*)?"
 _HEADER = re.compile(
-    r"Thread (?P<id>0x[0-9A-Fa-f]{1,16}|\d{1,19}) "
+    r"Thread (?:(?P<id>0x[0-9A-Fa-f]{1,16}|\d{1,19}) )?"
     r"\((?P<state>active|idle)(?P<gil>\+gil)?\)"
-    r'(?:: "(?P<name>.*)")?'
+    rf'(?:: "(?P<name>.*?)")?(?:{_REMARK})?'
 )
+_REMARKED = re.compile(rf"(?<=\)){_REMARK}$")
 _PLACE = re.compile(r"(?P<file>.*?)(?::(?P<line>\d{1,9}))?")
 # As the documentation of others abbreviates it.
 _SHORT_FRAME = re.compile(
@@ -62,16 +65,18 @@ def read_thread(
     Returns:
         The thread.
     """
-    name, number = match["name"] or "", int(match["id"], 0)
+    name = match["name"] or ""
+    number = int(match["id"], 0) if match["id"] else None
     frames = tuple(_text_frames(lines))
+    active = match["state"] == "active"
     return ThreadStack(
         name=name,
         thread_id=number,
         frames=frames,
-        is_main=name == "MainThread" or number == pid,
-        active=match["state"] == "active",
+        is_main=name == "MainThread" or (number is not None and number == pid),
+        active=active,
         # It is not shown for a thread that is idle.
-        owns_gil=bool(match["gil"]) or None,
+        owns_gil=bool(match["gil"]) or (False if active else None),
         waits_for_gil=wants_gil(frames),
     )
 
@@ -91,6 +96,7 @@ def _text_frames(lines: Iterable[str]) -> Iterator[StackFrame]:
 
 
 def _text_frame(text: str) -> StackFrame | None:
+    text = _REMARKED.sub("", text, count=1)
     found = split_brackets(text)
     if found is None:
         if match := _SHORT_FRAME.fullmatch(text):

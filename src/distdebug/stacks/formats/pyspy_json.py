@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import attrs
+
 from ..model import (
     GpuKernel,
     ProcessStacks,
@@ -21,7 +23,7 @@ from ..model import (
     ThreadActivity,
     ThreadStack,
 )
-from .calls import MOST_NAME, make_frame
+from .calls import MOST_CODE, MOST_NAME, make_frame
 from .gil import wants_gil
 from .headings import coordinates_of
 
@@ -138,15 +140,18 @@ def _thread(data: Mapping[str, Any]) -> ThreadStack:
 
 
 def _frames(data: Sequence[Mapping[str, Any]]) -> tuple[StackFrame, ...]:
-    return tuple(
-        make_frame(
-            str(frame["name"]),
-            str(frame["filename"]),
-            _number(frame.get("line") or 0),
-            is_native=_truth(frame.get("is_native")),
-        )
-        for frame in data
+    return tuple(map(_frame, data))
+
+
+def _frame(data: Mapping[str, Any]) -> StackFrame:
+    frame = make_frame(
+        str(data["name"]),
+        str(data["filename"]),
+        _number(data.get("line") or 0),
+        is_native=_truth(data.get("is_native")),
     )
+    code = _word(data.get("code"))[:MOST_CODE]
+    return attrs.evolve(frame, code=code) if code else frame
 
 
 def _system_call(data: Mapping[str, Any] | None) -> SystemCall | None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from ..model import StackFrame, ThreadStack
-from .calls import make_frame, shorten, split_brackets
+from .calls import make_frame, shorten, split_brackets, with_code
 from .gil import wants_gil
 
 
@@ -84,7 +84,7 @@ def read_thread(match: re.Match[str], lines: Iterable[str]) -> ThreadStack:
         The thread.  Whether it is the main one is guessed: others begin where
         the threading module begins them.
     """
-    outermost_first = tuple(_frames(lines))
+    outermost_first = tuple(with_code((x, _frame(x)) for x in lines))
     frames = outermost_first[::-1]
     status = match["status"]
     is_begun = any(map(_begins_thread, outermost_first[:4]))
@@ -108,23 +108,22 @@ def _begins_thread(frame: StackFrame) -> bool:
     )
 
 
-def _frames(lines: Iterable[str]) -> Iterator[StackFrame]:
-    for line in lines:
-        match = _FRAME.fullmatch(shorten(line).strip())
-        if match is None:
-            continue
-        filename, number = match["file"], int(match["line"])
-        if match["kind"] == "Python":
-            yield make_frame(match["name"], filename, number, is_native=False)
-            continue
+def _frame(line: str) -> StackFrame | None:
+    match = _FRAME.fullmatch(shorten(line).strip())
+    if match is None:
+        return None
 
-        call = match["name"]
-        name, library = split_brackets(call) or (call, "")
-        name = name.removesuffix(" (inlined)")
-        known = number and filename != "???"
-        yield make_frame(
-            "??" if name == "???" else name,
-            filename if known else library,
-            number if known else 0,
-            is_native=True,
-        )
+    filename, number = match["file"], int(match["line"])
+    if match["kind"] == "Python":
+        return make_frame(match["name"], filename, number, is_native=False)
+
+    call = match["name"]
+    name, library = split_brackets(call) or (call, "")
+    name = name.removesuffix(" (inlined)")
+    known = number and filename != "???"
+    return make_frame(
+        "??" if name == "???" else name,
+        filename if known else library,
+        number if known else 0,
+        is_native=True,
+    )

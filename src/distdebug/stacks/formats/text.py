@@ -19,6 +19,7 @@ from ..join import join_processes
 from ..model import ProcessStacks, ThreadStack
 from . import faulthandler, gdb, pyspy, pystack, trace
 from .cuda import parse_kernels
+from .gdb_table import is_row, row_of
 from .headings import Heading, coordinates_of, heading_of
 from .lines import Stream, split_streams
 
@@ -45,9 +46,7 @@ _HEADER_STARTS = (
     "The ",
     "~~",
 )
-# What gdb writes of Python, if it can.
-_PY_BT = "Traceback (most recent call first):"
-_GPU = re.compile(r"\bCUDA\b|\bKernel\b|<<<\(")
+_GPU = re.compile(r"\bCUDA\b|\bKernel\b|<<<\(|\s0x[0-9a-f]+ +\(\d+,")
 
 # How many lines may stand between what may be a heading, and its stack.
 _PATIENCE = 3
@@ -163,7 +162,8 @@ def _add(line: str, draft: _Draft) -> None:
 
 
 def _header(line: str) -> tuple[str, Any]:
-    if line.lstrip().startswith(_HEADER_STARTS):
+    text = line.lstrip()
+    if text.startswith(_HEADER_STARTS) or row_of(text):
         for tool, module in _FORMATS.items():
             if (match := module.header_of(line)) is not None:
                 return tool, match
@@ -174,11 +174,15 @@ def _is_bare(line: str, draft: _Draft) -> bool:
     """
     Whether a stack of gdb begins without saying whose it is.
     """
-    if not line.lstrip().startswith(("#0 ", _PY_BT)):
+    if not line.lstrip().startswith(("#0 ", gdb.PY_BT)):
         return False
     if draft.tool != "gdb" or not draft.blocks:
         return True
     header, lines = draft.blocks[-1]
+    if is_row(header):
+        return True
+    if line.strip() == gdb.PY_BT:
+        return header is None and any(x.strip() == gdb.PY_BT for x in lines)
     return header is None and sum(map(_is_frame, lines)) > 1
 
 
@@ -247,6 +251,8 @@ def _continues(draft: _Draft, tool: str, match: Any) -> bool:
         return draft.tool in {"", tool}
     if draft.tool != tool or draft.seen & _marks(tool, match):
         return False
+    if is_row(match) and ("lwp", match["row_lwp"]) in draft.seen:
+        return True
 
     if tool == "gdb":
         # It counts down to 1.
@@ -270,7 +276,7 @@ def _marks(tool: str, match: Any) -> set[tuple[str, str]]:
     groups = match.groupdict()
     marks = {
         (key, groups[key])
-        for key in ("id", "empty", "lwp", "number")
+        for key in ("id", "empty", "lwp", "number", "row")
         if groups.get(key)
     }
     if tool in {"py-spy", "traceback"} and groups["name"] == "MainThread":

@@ -11,8 +11,8 @@ import re
 
 from collections.abc import Iterable
 
-from ..model import ThreadStack
-from .calls import make_frame, shorten
+from ..model import StackFrame, ThreadStack
+from .calls import make_frame, shorten, with_code
 
 
 __all__ = ["header_of", "read_thread"]
@@ -54,15 +54,19 @@ def read_thread(match: re.Match[str], lines: Iterable[str]) -> ThreadStack:
     Returns:
         The thread.
     """
-    found = (_FRAME.fullmatch(shorten(line).strip()) for line in lines)
-    frames = [
-        make_frame(m["name"], m["file"], int(m["line"]), is_native=False)
-        for m in found
-        if m
-    ]
+    frames = list(with_code((line, _frame(line)) for line in lines))
     return ThreadStack(
         name=match["name"],
         thread_id=int(match["id"]),
         frames=tuple(reversed(frames)),
         is_main=match["name"] == "MainThread",
+    )
+
+
+def _frame(line: str) -> StackFrame | None:
+    match = _FRAME.fullmatch(shorten(line).strip())
+    if match is None:
+        return None
+    return make_frame(
+        match["name"], match["file"], int(match["line"]), is_native=False
     )
