@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.capture.native import capture_native
+from distdebug.capture.attaching.native import capture_native
 from distdebug.processes.state import read_state
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.capture.inside import ask_process
+from distdebug.capture.asking.inside import ask_process
 from distdebug.capture.model import CaptureStatus
 from distdebug.processes.state import read_state
 
@@ -25,7 +25,7 @@ PROGRAM = Path(__file__).with_name("programs") / "tell_stacks.py"
 # Asked like this, by one who has no right of a superuser.
 ASK = """
 import json, sys
-from distdebug.capture.inside import ask_process
+from distdebug.capture.asking.inside import ask_process
 threads, attempt = ask_process(int(sys.argv[1]))
 names = [[f.name for f in t.frames] for t in threads]
 print(json.dumps([attempt.status, names]))

@@ -11,8 +11,8 @@ import sys
 import attrs
 import pytest
 
-from distdebug.capture import answers as answers_module
-from distdebug.capture.answers import NotAskedError, open_answers
+from distdebug.capture.asking import answers as answers_module
+from distdebug.capture.asking.answers import NotAskedError, open_answers
 from distdebug.capture.model import CaptureStatus
 from distdebug.processes.offers import folder_name, own_offer
 from distdebug.processes.state import read_state

@@ -10,13 +10,14 @@ import sys
 
 import pytest
 
-from distdebug.capture import cuda, cuda_dump, namespace
-from distdebug.capture.cuda import capture_cuda
-from distdebug.capture.cuda_dump import (
+from distdebug.capture.attaching import cuda, cuda_dump
+from distdebug.capture.attaching.cuda import capture_cuda
+from distdebug.capture.attaching.cuda_dump import (
     DumpPipe,
     find_dump_pipe,
     request_dump,
 )
+from distdebug.capture.permission import namespace
 
 
 KERNELS = """\

@@ -13,7 +13,7 @@ import attrs
 import pytest
 
 from distdebug.capture import deep
-from distdebug.capture.cuda import CudaOutcome
+from distdebug.capture.attaching.cuda import CudaOutcome
 from distdebug.capture.deep import look_deeper
 from distdebug.capture.model import Attempt, CaptureStatus, ProcessCapture
 from distdebug.errors import CaptureError

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.capture import guard, guard_program
-from distdebug.capture.guard import run_attached, why_never
-from distdebug.capture.guard_program import Sight, resume, sight_of
+from distdebug.capture.attaching import guard, guard_program
+from distdebug.capture.attaching.guard import run_attached, why_never
+from distdebug.capture.attaching.guard_program import Sight, resume, sight_of
 from distdebug.capture.tool import stop_tools
 from distdebug.errors import CaptureError
 from distdebug.processes.state import read_state
@@ -355,7 +355,7 @@ class TestInterruption:
         path, read = note
         code = STOP + WRITE.replace("argv[1]", "argv[2]") + SLEEP
         program = (
-            "import sys; from distdebug.capture.guard import run_attached; "
+            "import sys; from distdebug.capture.attaching.guard import run_attached; "
             "run_attached(sys.argv[2:], int(sys.argv[1]), timeout_s=60)"
         )
         command = python(code, sleeper.pid, path)

@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
-from distdebug.capture import lock
-from distdebug.capture.lock import node_lock
+from distdebug.capture.attaching import lock
+from distdebug.capture.attaching.lock import node_lock
 from distdebug.errors import CaptureError
 
 

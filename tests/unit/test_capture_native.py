@@ -11,11 +11,11 @@ import time
 
 import pytest
 
-from distdebug.capture import attach as attach_module
-from distdebug.capture import namespace
-from distdebug.capture.attach import Tool, attach
+from distdebug.capture.attaching import attach as attach_module
+from distdebug.capture.attaching.attach import Tool, attach
+from distdebug.capture.attaching.native import capture_native, gdb_arguments
 from distdebug.capture.model import CaptureStatus
-from distdebug.capture.native import capture_native, gdb_arguments
+from distdebug.capture.permission import namespace
 from distdebug.errors import CaptureError
 from distdebug.stacks.formats.gdb import parse_gdb
 

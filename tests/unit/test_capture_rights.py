@@ -16,10 +16,16 @@ from types import SimpleNamespace
 import attrs
 import pytest
 
-from distdebug.capture import hindrance, namespace, rights, trial, versions
-from distdebug.capture.hindrance import attach_hindrance
 from distdebug.capture.model import CaptureStatus
-from distdebug.capture.rights import Check, check_capture
+from distdebug.capture.permission import (
+    hindrance,
+    namespace,
+    rights,
+    trial,
+    versions,
+)
+from distdebug.capture.permission.hindrance import attach_hindrance
+from distdebug.capture.permission.rights import Check, check_capture
 from distdebug.capture.tool import ToolOutput
 from distdebug.processes.model import ProcessState
 from distdebug.processes.state import read_state

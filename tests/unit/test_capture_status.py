@@ -11,9 +11,9 @@ import sys
 import attrs
 import pytest
 
-from distdebug.capture import denial, status
 from distdebug.capture.model import CaptureStatus
-from distdebug.capture.status import (
+from distdebug.capture.permission import denial, status
+from distdebug.capture.permission.status import (
     explain_failure,
     remedy_for_missing,
     status_of_state,

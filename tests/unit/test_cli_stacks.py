@@ -13,8 +13,8 @@ import pytest
 
 from distdebug.__main__ import main
 from distdebug.capture import node
-from distdebug.capture.check import Check
 from distdebug.capture.model import Capture, CaptureStatus, ProcessCapture
+from distdebug.capture.permission.check import Check
 from distdebug.cli import stacks as command
 from distdebug.diagnosis import preflight as room
 from distdebug.diagnosis.preflight import preflight

@@ -12,9 +12,9 @@ import time
 import attrs
 import pytest
 
-from distdebug.capture import inside, knock
-from distdebug.capture.inside import ask_process, own_stacks
-from distdebug.capture.knock import (
+from distdebug.capture.asking import inside, knock
+from distdebug.capture.asking.inside import ask_process, own_stacks
+from distdebug.capture.asking.knock import (
     ThreadSignals,
     await_handled,
     read_signals,

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.processes.elf import find_symbol
 from distdebug.processes.environ import read_environ
-from distdebug.processes.maps import read_maps
+from distdebug.processes.proc.elf import find_symbol
+from distdebug.processes.proc.maps import read_maps
 
 
 START = 0x10000

@@ -11,9 +11,9 @@ import psutil
 import pytest
 
 from distdebug.errors import PatternError
-from distdebug.processes import survey
-from distdebug.processes.evidence import read_evidence
 from distdebug.processes.find import find_workers
+from distdebug.processes.roles import survey
+from distdebug.processes.roles.evidence import read_evidence
 from distdebug.processes.worker import worker_of
 
 

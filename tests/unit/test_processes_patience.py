@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from distdebug.processes import scan
-from distdebug.processes.patience import ask_each
-from distdebug.processes.scan import list_processes
+from distdebug.processes.proc.patience import ask_each
+from distdebug.processes.roles import scan
+from distdebug.processes.roles.scan import list_processes
 
 
 @pytest.fixture

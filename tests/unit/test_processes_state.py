@@ -8,7 +8,7 @@ import os
 
 import pytest
 
-from distdebug.processes.procfs import (
+from distdebug.processes.proc.procfs import (
     list_numbers,
     parse_stat,
     parse_status,

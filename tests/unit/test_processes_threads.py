@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.processes.memory import open_memory, read_c_string
-from distdebug.processes.sockets import describe_socket, tcp_inodes
-from distdebug.processes.system_calls import name_of
-from distdebug.processes.targets import describe_descriptor, target_of
+from distdebug.processes.proc.memory import open_memory, read_c_string
+from distdebug.processes.proc.sockets import describe_socket, tcp_inodes
+from distdebug.processes.proc.system_calls import name_of
+from distdebug.processes.proc.targets import describe_descriptor, target_of
 from distdebug.processes.threads import read_system_call, read_threads
 
 

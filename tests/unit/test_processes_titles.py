@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import pytest
 
-from distdebug.processes.programs import (
+from distdebug.processes.roles.programs import (
     is_python_name,
     option_number,
     program_of,
 )
-from distdebug.processes.titles import parse_title, rank_of_title
+from distdebug.processes.roles.titles import parse_title, rank_of_title
 
 
 class TestParseTitle:

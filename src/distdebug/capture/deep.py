@@ -14,10 +14,10 @@ from ..errors import CaptureError
 from ..stacks.join import join_threads
 from ..stacks.merge import merge_stacks
 from ..stacks.model import ProcessStacks, ThreadStack
-from .cuda import capture_cuda
-from .lock import node_lock
+from .attaching.cuda import capture_cuda
+from .attaching.lock import node_lock
+from .attaching.native import capture_native
 from .model import Attempt, CaptureStatus, ProcessCapture
-from .native import capture_native
 from .pool import each
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import attrs
 
 from ..stacks.model import ThreadStack
-from .inside import ask_process
+from .asking.inside import ask_process
 from .model import CaptureStatus, ProcessCapture
 from .pool import each
 

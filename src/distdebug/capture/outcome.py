@@ -8,7 +8,7 @@ import attrs
 
 from ..processes.model import ProcessState
 from .model import CaptureStatus, ProcessCapture
-from .status import status_of_state
+from .permission.status import status_of_state
 
 
 __all__ = ["judge"]

@@ -16,7 +16,7 @@ from ..processes.model import ProcessState
 from ..stacks.model import ThreadStack
 from ..stacks.parse import parse_stacks
 from .model import Attempt, CaptureStatus
-from .status import explain_failure
+from .permission.status import explain_failure
 from .tool import ToolOutput, find_tool, run_tool
 
 

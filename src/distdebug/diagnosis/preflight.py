@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 
 from .._text import text_table
-from ..capture.rights import Check, check_capture
+from ..capture.permission.rights import Check, check_capture
 
 
 __all__ = ["PreflightReport", "preflight"]

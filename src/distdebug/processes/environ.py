@@ -11,10 +11,10 @@ from __future__ import annotations
 import os
 import struct
 
-from .elf import find_symbol
-from .maps import Maps, read_maps
-from .memory import Memory, open_memory, read_c_string
-from .procfs import read_proc
+from .proc.elf import find_symbol
+from .proc.maps import Maps, read_maps
+from .proc.memory import Memory, open_memory, read_c_string
+from .proc.procfs import read_proc
 
 
 __all__ = ["read_environ"]

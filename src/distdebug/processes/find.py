@@ -8,11 +8,11 @@ import os
 
 from collections.abc import Iterable
 
-from .family import Family, family_of
 from .model import Worker
-from .patterns import compile_patterns, is_match
-from .scan import Process, list_processes
-from .survey import describe_workers, survey
+from .roles.family import Family, family_of
+from .roles.patterns import compile_patterns, is_match
+from .roles.scan import Process, list_processes
+from .roles.survey import describe_workers, survey
 
 
 __all__ = ["find_workers"]

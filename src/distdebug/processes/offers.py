@@ -23,7 +23,7 @@ import stat
 
 from typing import NamedTuple
 
-from .procfs import parse_stat, read_proc
+from .proc.procfs import parse_stat, read_proc
 
 
 __all__ = [

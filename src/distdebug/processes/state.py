@@ -8,7 +8,7 @@ the first thing to do before a tool is attached.
 from __future__ import annotations
 
 from .model import ProcessState
-from .procfs import list_numbers, parse_stat, parse_status, read_proc
+from .proc.procfs import list_numbers, parse_stat, parse_status, read_proc
 
 
 __all__ = ["read_state"]

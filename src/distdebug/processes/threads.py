@@ -12,9 +12,9 @@ import os
 import attrs
 
 from .._text import clean
-from .procfs import list_numbers, parse_stat, parse_status, read_proc
-from .system_calls import name_of
-from .targets import target_of
+from .proc.procfs import list_numbers, parse_stat, parse_status, read_proc
+from .proc.system_calls import name_of
+from .proc.targets import target_of
 
 
 __all__ = ["ThreadFacts", "read_system_call", "read_threads"]

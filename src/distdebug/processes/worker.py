@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from .family import Family, family_of
 from .model import Worker
-from .scan import Process, list_processes
-from .survey import describe_workers, survey
+from .roles.family import Family, family_of
+from .roles.scan import Process, list_processes
+from .roles.survey import describe_workers, survey
 
 
 __all__ = ["worker_of", "workers_of"]

@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import sys
 
-from distdebug.capture.hindrance import attach_hindrance
-from distdebug.capture.native import capture_native
-from distdebug.capture.status import explain_failure
+from distdebug.capture.attaching.native import capture_native
+from distdebug.capture.permission.hindrance import attach_hindrance
+from distdebug.capture.permission.status import explain_failure
 from distdebug.capture.tool import find_tool, run_tool
 from distdebug.processes.state import read_state
 

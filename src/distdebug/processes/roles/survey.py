@@ -6,15 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-from .._text import clean
+from ..._text import clean
+from ..model import Role, Worker
+from ..proc.patience import ask_each
+from ..proc.procfs import parse_stat, parse_status, read_proc
 from .claims import claim_workers
 from .corrections import correct_claims
 from .evidence import read_evidence
 from .family import Family
-from .model import Role, Worker
-from .patience import ask_each
 from .places import place_of
-from .procfs import parse_stat, parse_status, read_proc
 from .scan import Process
 from .scene import Claim, Scene
 

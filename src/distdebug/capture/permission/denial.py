@@ -16,8 +16,8 @@ import sys
 
 from functools import cache
 
-from ..processes.procfs import parse_stat, parse_status, read_proc
-from .model import CaptureStatus
+from ...processes.proc.procfs import parse_stat, parse_status, read_proc
+from ..model import CaptureStatus
 
 
 __all__ = [

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, cast
 
-from ..processes.state import read_state
+from ...processes.state import read_state
+from ..tool import find_tool, run_tool
 from .check import Check
 from .denial import why_denied
 from .status import explain_failure
-from .tool import find_tool, run_tool
 
 
 __all__ = ["trial_checks"]

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import attrs
 
+from ..model import Role
 from .evidence import Evidence, has_connection, has_rank_threads
 from .family import Family
 from .frameworks import MULTIPROCESSING
-from .model import Role
 from .scan import Process
 
 

@@ -11,11 +11,11 @@ import time
 
 from collections.abc import Sequence
 
-from ..stacks.formats.gdb import parse_gdb
-from ..stacks.formats.pystack import parse_pystack
-from ..stacks.parse import parse_stacks
+from ...stacks.formats.gdb import parse_gdb
+from ...stacks.formats.pystack import parse_pystack
+from ...stacks.parse import parse_stacks
+from ..model import Attempt, CaptureStatus
 from .attach import Threads, Tool, attach
-from .model import Attempt, CaptureStatus
 
 
 __all__ = ["GDB", "capture_native", "gdb_arguments"]

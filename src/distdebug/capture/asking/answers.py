@@ -16,15 +16,15 @@ import stat
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ..processes.model import ProcessState
-from ..processes.offers import (
+from ...processes.model import ProcessState
+from ...processes.offers import (
     ROOT,
     folder_name,
     is_kept,
     is_private,
     parse_name,
 )
-from .model import CaptureStatus
+from ..model import CaptureStatus
 
 
 __all__ = ["Answers", "NotAskedError", "open_answers"]

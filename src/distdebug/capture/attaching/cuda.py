@@ -12,16 +12,16 @@ import time
 
 import attrs
 
-from .._text import without_controls
-from ..processes.state import read_state
-from ..stacks.formats.cuda import parse_kernels
-from ..stacks.formats.gdb import parse_gdb
-from ..stacks.model import GpuKernel
+from ..._text import without_controls
+from ...processes.state import read_state
+from ...stacks.formats.cuda import parse_kernels
+from ...stacks.formats.gdb import parse_gdb
+from ...stacks.model import GpuKernel
+from ..model import Attempt, CaptureStatus
+from ..tool import find_tool, run_tool
 from .attach import Threads, Told, Tool, attach
 from .cuda_dump import find_dump_pipe, request_dump
-from .model import Attempt, CaptureStatus
 from .native import GDB, gdb_arguments
-from .tool import find_tool, run_tool
 
 
 __all__ = ["CudaOutcome", "capture_cuda"]

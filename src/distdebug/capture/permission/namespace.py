@@ -10,15 +10,15 @@ from collections.abc import Sequence
 
 import attrs
 
-from ..processes.model import ProcessState
-from ..processes.procfs import (
+from ...processes.model import ProcessState
+from ...processes.proc.procfs import (
     list_numbers,
     parse_status,
     read_link,
     read_proc,
 )
-from ..stacks.model import ThreadStack
-from .tool import find_tool
+from ...stacks.model import ThreadStack
+from ..tool import find_tool
 
 
 __all__ = [

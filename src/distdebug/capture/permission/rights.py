@@ -13,12 +13,12 @@ import tempfile
 
 from collections.abc import Callable
 
-from ..processes.procfs import parse_status, read_link, read_proc
+from ...processes.proc.procfs import parse_status, read_link, read_proc
+from ..pool import each
 from .check import Check
 from .denial import can_trace, ptrace_is_filtered, yama_remedy, yama_scope
 from .hindrance import attach_hindrance
 from .namespace import proc_is_foreign
-from .pool import each
 from .trial import trial_checks
 from .versions import tool_check
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._text import clean
-from ..identity import Identity
+from ..._text import clean
+from ...identity import Identity
 from .evidence import Evidence
 from .programs import option_number
 from .scan import Process

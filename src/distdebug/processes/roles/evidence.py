@@ -13,12 +13,12 @@ from types import MappingProxyType
 
 import attrs
 
-from ..identity import Identity, identify
-from .environ import read_environ
+from ...identity import Identity, identify
+from ..environ import read_environ
+from ..proc.maps import Maps, read_maps
+from ..proc.procfs import list_numbers, read_link, read_proc
+from ..proc.sockets import tcp_inodes
 from .frameworks import RANK_THREADS
-from .maps import Maps, read_maps
-from .procfs import list_numbers, read_link, read_proc
-from .sockets import tcp_inodes
 
 
 __all__ = ["Evidence", "has_connection", "has_rank_threads", "read_evidence"]

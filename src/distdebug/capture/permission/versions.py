@@ -6,9 +6,9 @@ from __future__ import annotations
 
 import re
 
+from ..tool import find_tool, run_tool
 from .check import Check
 from .status import remedy_for_missing
-from .tool import find_tool, run_tool
 
 
 __all__ = ["tool_check"]

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import time
 
-from ..processes.model import ProcessState
-from ..processes.state import read_state
+from ...processes.model import ProcessState
+from ...processes.state import read_state
+from ..attaching.guard import why_never
+from ..model import CaptureStatus
 from .denial import why_denied, why_hidden
-from .guard import why_never
-from .model import CaptureStatus
 from .namespace import enter_namespace, proc_is_foreign
 from .status import status_of_state
 

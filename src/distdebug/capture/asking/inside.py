@@ -14,22 +14,22 @@ from collections.abc import Iterator
 
 import attrs
 
-from ..processes.model import ProcessState
-from ..processes.procfs import (
+from ...processes.model import ProcessState
+from ...processes.proc.procfs import (
     list_numbers,
     parse_stat,
     parse_status,
     read_proc,
 )
-from ..processes.state import read_state
-from ..stacks.formats.faulthandler import parse_faulthandler
-from ..stacks.model import ThreadStack
+from ...processes.state import read_state
+from ...stacks.formats.faulthandler import parse_faulthandler
+from ...stacks.model import ThreadStack
+from ..model import Attempt, CaptureStatus
+from ..permission.namespace import enter_namespace, proc_is_foreign
+from ..permission.status import status_of_state
 from .answers import Answers, NotAskedError, open_answers
 from .knock import ThreadSignals, await_handled, knock, read_signals
-from .model import Attempt, CaptureStatus
-from .namespace import enter_namespace, proc_is_foreign
 from .own import own_stacks
-from .status import status_of_state
 
 
 __all__ = ["ask_process", "own_stacks"]

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import attrs
 
+from ..proc.patience import ask_each
+from ..proc.procfs import Stat, list_numbers, parse_stat, read_link, read_proc
 from .frameworks import TITLES
-from .patience import ask_each
-from .procfs import Stat, list_numbers, parse_stat, read_link, read_proc
 from .programs import is_python_name
 
 

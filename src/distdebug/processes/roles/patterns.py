@@ -8,7 +8,7 @@ import re
 
 from collections.abc import Iterable, Sequence
 
-from ..errors import PatternError
+from ...errors import PatternError
 from .frameworks import WRAPPERS
 from .scan import Process
 

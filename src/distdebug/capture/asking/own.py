@@ -12,8 +12,8 @@ import time
 
 from types import FrameType
 
-from ..identity import current_identity
-from ..stacks.model import ProcessStacks, StackFrame, ThreadStack
+from ...identity import current_identity
+from ...stacks.model import ProcessStacks, StackFrame, ThreadStack
 
 
 __all__ = ["own_stacks"]

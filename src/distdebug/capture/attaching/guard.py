@@ -23,11 +23,11 @@ from typing import IO, cast
 
 import attrs
 
-from ..errors import CaptureError
-from ..processes.procfs import list_numbers, parse_stat, read_proc
+from ...errors import CaptureError
+from ...processes.proc.procfs import list_numbers, parse_stat, read_proc
+from ..tool import stoppable
 from . import guard_program
 from .guard_program import MOST_BYTES, Sight, resume, sight_of
-from .tool import stoppable
 
 
 __all__ = ["AttachedOutput", "run_attached", "why_never"]

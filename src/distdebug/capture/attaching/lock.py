@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..errors import CaptureError
-from ..processes.procfs import parse_stat, read_proc
+from ...errors import CaptureError
+from ...processes.proc.procfs import parse_stat, read_proc
 
 
 __all__ = ["node_lock"]

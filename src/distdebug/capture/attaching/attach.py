@@ -7,16 +7,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from .._text import without_controls
-from ..errors import CaptureError
-from ..processes.model import ProcessState
-from ..processes.state import read_state
-from ..stacks.model import ThreadStack
+from ..._text import without_controls
+from ...errors import CaptureError
+from ...processes.model import ProcessState
+from ...processes.state import read_state
+from ...stacks.model import ThreadStack
+from ..model import Attempt, CaptureStatus
+from ..permission.hindrance import attach_hindrance
+from ..permission.namespace import argv_inside, outer_numbers
+from ..permission.status import HAS_ENDED, explain_failure, remedy_for_missing
 from .guard import AttachedOutput, run_attached
-from .hindrance import attach_hindrance
-from .model import Attempt, CaptureStatus
-from .namespace import argv_inside, outer_numbers
-from .status import HAS_ENDED, explain_failure, remedy_for_missing
 
 
 __all__ = ["Threads", "Told", "Tool", "attach"]

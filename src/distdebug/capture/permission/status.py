@@ -11,12 +11,12 @@ import re
 
 from typing import NamedTuple
 
-from .._text import clean
-from ..processes.model import ProcessState
-from ..processes.procfs import parse_stat, read_link, read_proc
-from ..processes.state import read_state
+from ..._text import clean
+from ...processes.model import ProcessState
+from ...processes.proc.procfs import parse_stat, read_link, read_proc
+from ...processes.state import read_state
+from ..model import CaptureStatus
 from .denial import why_denied, why_hidden
-from .model import CaptureStatus
 from .namespace import enter_namespace, proc_is_foreign
 
 

@@ -13,7 +13,7 @@ import re
 
 from typing import NamedTuple
 
-from .model import Role
+from ..model import Role
 
 
 __all__ = [

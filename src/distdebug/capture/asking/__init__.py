@@ -1,0 +1,3 @@
+"""
+What does a process tell about itself, where no tool may look?
+"""

@@ -1,0 +1,3 @@
+"""
+How can tools that stop a process be attached to it, and never harm it?
+"""

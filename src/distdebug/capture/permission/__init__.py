@@ -1,0 +1,3 @@
+"""
+May a process be looked into; and if not, why, and what helps?
+"""

@@ -1,0 +1,3 @@
+"""
+What does the file system of the kernel tell about a process?
+"""

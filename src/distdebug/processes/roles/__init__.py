@@ -1,0 +1,3 @@
+"""
+Who started a process, and what does it do in its job?
+"""
