@@ -49,6 +49,7 @@ QUIET = [
     ("import_lock", Cause.IMPORT_LOCK, "load"),
     ("lock_cycle", Cause.LOCK_DEADLOCK, ("pay", "refund")),
     ("lock_main", Cause.LOCK_DEADLOCK, "update"),
+    ("join_thread", Cause.IO_WAIT, "upload"),
     ("loop_idle", Cause.EVENT_LOOP_IDLE, "<module>"),
     ("loop_stalled", Cause.EVENT_LOOP_STALL, "handle"),
     ("queue_get", Cause.QUEUE_WAIT, "next_batch"),
@@ -249,11 +250,25 @@ def test_moving(tmp_path, scenario, ranks):
     assert ranks is None or ranks == found.ranks
 
 
-def test_computing(tmp_path):
+def test_compiler(tmp_path):
     """
-    Nor is a process that computes.
+    A compiler that torch started is told from other children.
     """
-    with hung("compute", tmp_path / "compute") as pids:
+    pytest.importorskip("torch")
+    with hung("compiler", tmp_path / "compiler") as pids:
+        seen = look(pids)
+
+    first = explain_stacks(seen.values())[0]
+
+    assert (Cause.COMPILING, "step") == (first.cause, function_of(first))
+
+
+@pytest.mark.parametrize("program", ["compute", "evaluate"])
+def test_computing(tmp_path, program):
+    """
+    Nor is a process that computes, also if that is in one native function.
+    """
+    with hung(program, tmp_path / program) as pids:
         seen = look(pids)
 
     (found,) = explain_stacks(seen.values())

@@ -17,6 +17,7 @@ from distdebug.capture.looks import (
     take_look,
 )
 from distdebug.capture.model import Attempt, CaptureStatus
+from distdebug.capture.pyspy import PythonDump
 from distdebug.processes.model import ProcessState, Worker
 from distdebug.processes.threads import ThreadFacts
 from distdebug.stacks.model import (
@@ -157,6 +158,30 @@ class TestDescribeProcess:
 
         assert only.activity.has_left
 
+    @pytest.mark.parametrize(
+        ("values", "expected"),
+        [
+            ([(1,), (1,), (1,)], False),
+            ([(1,), (1,), (2,)], True),
+            ([(1,), (), (2,)], True),
+            ([(1,), (), (1,)], False),
+            ([(1,), (), ()], None),
+            ([(), (), ()], None),
+        ],
+    )
+    def test_new_values(self, values, expected):
+        """
+        Who has new values went on, at the same line too.
+        """
+        seen = [
+            attrs.evolve(look(n, thread()), values=v)
+            for n, v in enumerate(values)
+        ]
+
+        (only,) = describe_process(WORKER, seen, host="n1").threads
+
+        assert expected is only.activity.has_new_values
+
     def test_stack_seen_once(self):
         """
         Whoever had a stack only once is not known to stand still.
@@ -238,7 +263,7 @@ class TestTakeLook:
         """
         A py-spy that sees one thread in every process.
         """
-        answer = ((thread(),), OK)
+        answer = PythonDump((thread(),), OK, (7,))
         monkeypatch.setattr(looks, "dump_python", lambda *_, **__: answer)
         monkeypatch.setattr(looks, "read_threads", lambda _: {PID: facts()})
 
@@ -256,6 +281,29 @@ class TestTakeLook:
             taken.attempt,
         )
         assert {PID} == set(taken.facts)
+        assert (7,) == taken.values
+
+    @pytest.mark.parametrize(
+        ("letter", "expected"), [("R", True), ("S", False)]
+    )
+    def test_busy(self, monkeypatch, letter, expected):
+        """
+        Only of those that run it is asked whether variables change.
+        """
+        asked = []
+
+        def dump(*_, values, **__):
+            asked.append(values)
+            return PythonDump((), OK)
+
+        runs = {PID: attrs.evolve(facts(), state=letter)}
+        monkeypatch.setattr(looks, "read_state", lambda _: ALIVE)
+        monkeypatch.setattr(looks, "read_threads", lambda _: runs)
+        monkeypatch.setattr(looks, "dump_python", dump)
+
+        take_look(WORKER, timeout_s=1)
+
+        assert [expected] == asked
 
     @pytest.mark.parametrize(
         ("state", "status"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -46,7 +47,7 @@ def dump(pid=None, *, timeout_s=20.0):
     Look at a process, this one by default.
     """
     pid = os.getpid() if pid is None else pid
-    return dump_python(pid, read_state(pid), timeout_s=timeout_s)
+    return dump_python(pid, read_state(pid), timeout_s=timeout_s)[:2]
 
 
 class TestDumpPython:
@@ -180,3 +181,72 @@ class TestDumpPython:
 
         assert CaptureStatus.TOOL_FAILED is attempt.status
         assert "cannot be run" in attempt.detail
+
+
+SECRET = "correct horse battery staple"
+LOCALS = """\
+import json, sys
+if "--locals" in sys.argv and {fails}: sys.exit("panic: correct horse")
+local = {{"name": "key", "addr": 7, "repr": "correct horse battery staple"}}
+frame = {{"name": "f", "filename": "/a.py", "line": 1, "locals": [local]}}
+print(json.dumps([{{"pid": 1, "thread_id": 1, "thread_name": "MainThread",
+                   "frames": [frame]}}]))
+"""
+
+
+class TestValues:
+    """
+    Whether variables change can be asked, but not what they hold.
+    """
+
+    def dump(self, *, values=True):
+        """
+        Look at this process.
+        """
+        pid = os.getpid()
+        state = read_state(pid)
+        return dump_python(pid, state, timeout_s=20.0, values=values)
+
+    def test_digest(self, tool):
+        """
+        Of the values one number per thread is kept, if it is asked for.
+        """
+        tool(LOCALS.format(fails=False))
+
+        got, plain = self.dump(), self.dump(values=False)
+
+        assert got.threads == plain.threads
+        assert 1 == len(got.values)
+        assert () == plain.values
+        assert SECRET not in repr(got)
+
+    def test_without(self, tool):
+        """
+        If py-spy cannot read the variables, the stacks come without them.
+        """
+        tool(LOCALS.format(fails=True))
+
+        got = self.dump()
+
+        assert (1, CaptureStatus.OK, ()) == (
+            len(got.threads),
+            got.attempt.status,
+            got.values,
+        )
+        assert "horse" not in repr(got.attempt)
+
+    def test_no_file(self, tool, tmp_path, monkeypatch):
+        """
+        Values never come near a disk.
+        """
+        tool(LOCALS.format(fails=False))
+        calls = []
+        real = tempfile.TemporaryFile
+        monkeypatch.setattr(
+            tempfile, "TemporaryFile", lambda: calls.append(1) or real()
+        )
+
+        self.dump()
+
+        # That is for what py-spy complains about.
+        assert 1 == len(calls)

@@ -500,11 +500,55 @@ class TestFamily:
         )
 
         assert (Cause.DATALOADER_WAIT, (0,)) == told(got)
-        assert "in load (train.py:12), and its worker, process 8, is" in (
-            got.summary
+        assert got.summary == (
+            "rank 0 is waiting for data in load (train.py:12): its worker, "
+            "process 8, is blocked in input or output in read_shard "
+            "(data.py:9); ranks 1-2 are waiting in all_reduce"
         )
         assert "read_shard" == got.location.function
         assert any("read_shard" in e.quote for e in got.evidence)
+
+    def test_workers_of_many(self):
+        """
+        Ranks whose workers are at the same line are told together.
+        """
+        reads = [
+            self.worker(8, self.READS),
+            self.worker(9, self.READS, parent_pid=101),
+        ]
+
+        (got,) = explain(ranks([0, 1], FETCH), *reads)
+
+        assert got.summary == (
+            "ranks 0-1 are waiting for data in load (train.py:12): a worker "
+            "of each is blocked in input or output in read_shard (data.py:9)"
+        )
+
+    def test_threads_of_many(self):
+        """
+        So are ranks whose threads are at the same line.
+        """
+        join = (("join", "threading.py", 1), USER)
+        sends = [
+            ThreadStack(
+                name=f"pool-{n}",
+                frames=(StackFrame("upload", "/me/save.py", 4),),
+                system_call=SystemCall(name="sendto"),
+            )
+            for n in range(2)
+        ]
+
+        (got,) = explain(
+            [
+                attrs.evolve(r, threads=(*r.threads, thread))
+                for r, thread in zip(ranks([0, 1], join), sends, strict=True)
+            ]
+        )
+
+        assert got.summary == (
+            "ranks 0-1 are waiting for a thread each, which is blocked in "
+            "input or output in upload (save.py:4)"
+        )
 
     def test_dead_worker(self):
         """

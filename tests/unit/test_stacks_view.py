@@ -19,6 +19,7 @@ from distdebug.stacks.model import (
     ThreadActivity,
     ThreadStack,
 )
+from distdebug.stacks.motion import Motion
 
 
 LIB = "/usr/lib/python3.11"
@@ -533,6 +534,25 @@ class TestRunning:
         assert Cause.PYTHON_LOOP is (
             view(main(USER, native=quick, active=True)).cause
         )
+
+    @pytest.mark.parametrize(
+        ("has_new", "motion", "doing"),
+        [
+            (True, Motion.MOVING, "is running native code, again and again"),
+            (False, Motion.SPINNING, "native code that does not return"),
+            (None, Motion.SPINNING, "native code that does not return"),
+        ],
+    )
+    def test_native_code_that_returns(self, has_new, motion, doing):
+        """
+        Where variables change, native code returned, at the same line too.
+        """
+        busy = did(cpu_s=2.0, has_moved=False, has_new_values=has_new)
+
+        got = view(main(USER, activity=busy, owns_gil=False))
+
+        assert (Cause.NATIVE_SPIN, motion) == (got.cause, got.motion)
+        assert doing in got.doing
 
     def test_line(self, tmp_path):
         """

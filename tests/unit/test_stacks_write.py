@@ -47,6 +47,7 @@ def full():
             cpu_s=0.5,
             has_moved=True,
             has_left=False,
+            has_new_values=True,
         ),
         idle_s=12.5,
     )

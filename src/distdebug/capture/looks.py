@@ -49,6 +49,9 @@ class Look:
         threads: What py-spy saw.
 
         attempt: How that went.
+
+        values: What stands for the variables of each of these threads, if
+            that was looked at.
     """
 
     when: float
@@ -56,6 +59,7 @@ class Look:
     facts: Mapping[int, ThreadFacts]
     threads: tuple[ThreadStack, ...]
     attempt: Attempt
+    values: tuple[int, ...] = ()
 
 
 def take_look(worker: Worker, *, timeout_s: float) -> Look:
@@ -79,9 +83,18 @@ def take_look(worker: Worker, *, timeout_s: float) -> Look:
 
     # Before py-spy, so that a second look tells what happened between.
     facts = read_threads(worker.pid)
-    threads, attempt = dump_python(worker.pid, state, timeout_s=timeout_s)
+    # Whoever waits gets no new values.
+    is_busy = any(f.state == "R" for f in facts.values())
+    threads, attempt, values = dump_python(
+        worker.pid, state, timeout_s=timeout_s, values=is_busy
+    )
     return Look(
-        when=when, state=state, facts=facts, threads=threads, attempt=attempt
+        when=when,
+        state=state,
+        facts=facts,
+        threads=threads,
+        attempt=attempt,
+        values=values,
     )
 
 
@@ -154,6 +167,7 @@ def _letter(look: Look) -> str:
 def _threads(pid: int, looks: Sequence[Look]) -> Iterable[ThreadStack]:
     last = looks[-1]
     seen = [{_number(pid, t): t for t in look.threads} for look in looks]
+    values = _values(pid, looks)
     # A thread that is not of Python has no stack, but it too works or waits.
     for number in (*seen[-1], *(t for t in last.facts if t not in seen[-1])):
         facts = last.facts.get(number)
@@ -167,7 +181,12 @@ def _threads(pid: int, looks: Sequence[Look]) -> Iterable[ThreadStack]:
             state=facts.state if facts else "",
             system_call=_system_call(pid, number),
             idle_s=idle_seconds(pid, number),
-            activity=_activity(number, looks, [s.get(number) for s in seen]),
+            activity=_activity(
+                number,
+                looks,
+                [s.get(number) for s in seen],
+                values.get(number, []),
+            ),
         )
 
 
@@ -184,8 +203,22 @@ def _system_call(pid: int, tid: int) -> SystemCall | None:
     return SystemCall(name=found[0], target=found[1]) if found else None
 
 
+def _values(pid: int, looks: Sequence[Look]) -> Mapping[int, list[int]]:
+    """
+    What stood for the variables of each thread, whenever it was looked at.
+    """
+    found: dict[int, list[int]] = {}
+    for look in looks:
+        for thread, value in zip(look.threads, look.values, strict=False):
+            found.setdefault(_number(pid, thread), []).append(value)
+    return found
+
+
 def _activity(
-    number: int, looks: Sequence[Look], seen: Sequence[ThreadStack | None]
+    number: int,
+    looks: Sequence[Look],
+    seen: Sequence[ThreadStack | None],
+    values: Sequence[int],
 ) -> ThreadActivity | None:
     first, last = looks[0], looks[-1]
     before, after = first.facts.get(number), last.facts.get(number)
@@ -201,6 +234,7 @@ def _activity(
         cpu_s=after.cpu_s - before.cpu_s,
         has_moved=_differ(stacks),
         has_left=_differ(functions),
+        has_new_values=_differ(values),
     )
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import itertools
 import time
 
+from typing import NamedTuple
+
 import attrs
 
 from ..processes.model import ProcessState
@@ -18,18 +20,41 @@ from ..stacks.parse import parse_stacks
 from .model import Attempt, CaptureStatus
 from .permission.status import explain_failure
 from .tool import ToolOutput, find_tool, run_tool
+from .values import digests_of
 
 
-__all__ = ["dump_python"]
+__all__ = ["PythonDump", "dump_python"]
 
 _TRIES = 3
 # Whoever changes under the eyes of py-spy may be read the next time.
 _WORTH_ANOTHER_TRY = {CaptureStatus.TOOL_FAILED, CaptureStatus.EXITED}
 
 
+class PythonDump(NamedTuple):
+    """
+    What py-spy saw of a process.
+
+    Attributes:
+        threads: Its threads, none if it could not be read.
+
+        attempt: How that went.
+
+        values: What stands for the variables of each of the threads; nothing
+            if that was not asked for, or not seen.
+    """
+
+    threads: tuple[ThreadStack, ...]
+    attempt: Attempt
+    values: tuple[int, ...] = ()
+
+
 def dump_python(
-    pid: int, state: ProcessState | None, *, timeout_s: float
-) -> tuple[tuple[ThreadStack, ...], Attempt]:
+    pid: int,
+    state: ProcessState | None,
+    *,
+    timeout_s: float,
+    values: bool = False,
+) -> PythonDump:
     """
     Where is every Python thread of a process right now?
 
@@ -40,17 +65,30 @@ def dump_python(
 
         timeout_s: How long it may take, in seconds.
 
+        values: Whether to see, too, if variables get new values; of the
+            values themselves nothing is kept.
+
     Returns:
-        Its threads, none if it could not be read; and how it went.
+        What was seen.
     """
     start = time.monotonic()
     for number in itertools.count(1):
         left_s = max(start + timeout_s - time.monotonic(), 0.1)
-        threads, attempt = _dump_once(pid, state, left_s)
-        if threads or number == _TRIES or _is_final(attempt):
+        # Nothing is lost if that part does not work.
+        with_values = values and number == 1
+        dump = _dump_once(
+            pid,
+            state,
+            left_s / 2 if with_values else left_s,
+            values=with_values,
+        )
+        if dump.threads or number == _TRIES:
+            break
+        if _is_final(dump.attempt) and not with_values:
             break
 
-    return threads, attrs.evolve(attempt, seconds=time.monotonic() - start)
+    attempt = attrs.evolve(dump.attempt, seconds=time.monotonic() - start)
+    return dump._replace(attempt=attempt)
 
 
 def _is_final(attempt: Attempt) -> bool:
@@ -58,28 +96,37 @@ def _is_final(attempt: Attempt) -> bool:
 
 
 def _dump_once(
-    pid: int, state: ProcessState | None, timeout_s: float
-) -> tuple[tuple[ThreadStack, ...], Attempt]:
+    pid: int, state: ProcessState | None, timeout_s: float, *, values: bool
+) -> PythonDump:
     tool = find_tool("py-spy")
     if tool is None:
         missing = CaptureStatus.TOOL_MISSING
         remedy = "pip install py-spy"
-        return (), Attempt(tool="py-spy", status=missing, remedy=remedy)
+        return PythonDump(
+            (), Attempt(tool="py-spy", status=missing, remedy=remedy)
+        )
 
     argv = [tool, "dump", "--json", "--nonblocking", "--full-filenames"]
+    if values:
+        argv.append("--locals")
     try:
-        got = run_tool([*argv, "--pid", str(pid)], timeout_s=timeout_s)
+        got = run_tool(
+            [*argv, "--pid", str(pid)], timeout_s=timeout_s, is_secret=values
+        )
     except OSError as exc:
         failed = CaptureStatus.TOOL_FAILED
         detail = f"py-spy cannot be run: {exc}"
-        return (), Attempt(tool="py-spy", status=failed, detail=detail)
+        return PythonDump(
+            (), Attempt(tool="py-spy", status=failed, detail=detail)
+        )
 
-    return _read(pid, state, got)
+    dump = _read(pid, state, got)
+    digests = digests_of(got.output) if values and dump.threads else ()
+    is_whole = len(digests) == len(dump.threads)
+    return dump._replace(values=digests) if is_whole else dump
 
 
-def _read(
-    pid: int, state: ProcessState | None, got: ToolOutput
-) -> tuple[tuple[ThreadStack, ...], Attempt]:
+def _read(pid: int, state: ProcessState | None, got: ToolOutput) -> PythonDump:
     problem = got.complaint
     if got.status == 0:
         try:
@@ -88,11 +135,14 @@ def _read(
             problem = f"py-spy wrote something unexpected: {exc}"
         else:
             ok = CaptureStatus.OK
-            return process.threads, Attempt(tool="py-spy", status=ok)
+            return PythonDump(
+                process.threads, Attempt(tool="py-spy", status=ok)
+            )
 
     status, detail, remedy = explain_failure(
         "py-spy", pid, got.status, problem, state
     )
-    return (), Attempt(
-        tool="py-spy", status=status, detail=detail, remedy=remedy
+    return PythonDump(
+        (),
+        Attempt(tool="py-spy", status=status, detail=detail, remedy=remedy),
     )

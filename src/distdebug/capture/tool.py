@@ -15,12 +15,13 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 
 __all__ = ["ToolOutput", "find_tool", "run_tool", "stop_tools", "stoppable"]
 
 _MOST_BYTES = 1 << 28
+_MOST_SECRET = 1 << 25
 # What waits inside the kernel cannot be killed before that is over.
 _REAP_S = 5.0
 
@@ -60,7 +61,9 @@ def find_tool(name: str) -> str | None:
     return shutil.which(name, path=beside) or shutil.which(name)
 
 
-def run_tool(argv: Sequence[str], *, timeout_s: float) -> ToolOutput:
+def run_tool(
+    argv: Sequence[str], *, timeout_s: float, is_secret: bool = False
+) -> ToolOutput:
     """
     What does this tool print?
 
@@ -72,6 +75,9 @@ def run_tool(argv: Sequence[str], *, timeout_s: float) -> ToolOutput:
 
         timeout_s: How long it may take, in seconds.
 
+        is_secret: Whether its output may not come near a disk.  Then it is
+            kept in memory, and may be 32 MiB at most.
+
     Returns:
         What it left.
 
@@ -80,7 +86,7 @@ def run_tool(argv: Sequence[str], *, timeout_s: float) -> ToolOutput:
     """
     # Files, because a pipe is only at its end when all that inherited it are
     # gone.
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+    with _file(in_memory=is_secret) as out, _file() as err:
         process = subprocess.Popen(
             argv,
             stdin=subprocess.DEVNULL,
@@ -91,7 +97,8 @@ def run_tool(argv: Sequence[str], *, timeout_s: float) -> ToolOutput:
         status: int | None = None
         try:
             with stoppable(lambda: _kill(process)):
-                _bound(process.pid, timeout_s)
+                most = _MOST_SECRET if is_secret else _MOST_BYTES
+                _bound(process.pid, timeout_s, most)
                 status = process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             pass
@@ -127,7 +134,13 @@ def stoppable(stop: Callable[[], object]) -> Iterator[None]:
         _stops.discard(stop)
 
 
-def _bound(pid: int, timeout_s: float) -> None:
+def _file(*, in_memory: bool = False) -> IO[bytes]:
+    if in_memory:
+        return os.fdopen(os.memfd_create("distdebug"), "w+b")
+    return tempfile.TemporaryFile()
+
+
+def _bound(pid: int, timeout_s: float, most_bytes: int) -> None:
     """
     Let the kernel see to it that a tool ends when we are killed meanwhile.
 
@@ -137,7 +150,7 @@ def _bound(pid: int, timeout_s: float) -> None:
     seconds = int(timeout_s) + 2
     for limit, most in (
         (resource.RLIMIT_CPU, seconds),
-        (resource.RLIMIT_FSIZE, _MOST_BYTES),
+        (resource.RLIMIT_FSIZE, most_bytes),
         (resource.RLIMIT_CORE, 0),
     ):
         with suppress(OSError, ValueError):

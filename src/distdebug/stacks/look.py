@@ -196,8 +196,7 @@ class Looker:
 
         cause = cause_of_running(sight, self._is_in_loop)
         motion = motion_of(thread)
-        if cause is Cause.NATIVE_SPIN and wakes_per_s(thread) > 0:
-            # Who turns round in circles does not wait in between.
+        if cause is Cause.NATIVE_SPIN and _returns(thread):
             motion = Motion.MOVING
         return Said(thread, cause, None, sight.innermost, motion)
 
@@ -237,6 +236,8 @@ class Looker:
         if said.rule is not None and said.rule.doing:
             return said.rule.doing
 
+        if said.cause is Cause.NATIVE_SPIN and said.motion is Motion.MOVING:
+            return "is running native code, again and again"
         return self.book.doing.get(said.cause or Cause.UNKNOWN, "")
 
     def _of_gil(
@@ -281,6 +282,17 @@ class Looker:
         )
 
 
+def _returns(thread: ThreadStack) -> bool:
+    """
+    Whether native code that a thread runs came to its end in between.
+
+    Who turns round in circles there neither waits nor sets a variable.
+    """
+    activity = thread.activity
+    has_new = activity is not None and activity.has_new_values is True
+    return has_new or wakes_per_s(thread) > 0
+
+
 def _only_gpu(process: ProcessStacks) -> ProcessView:
     """
     Of a process of which nothing but its kernels is known.
@@ -297,8 +309,11 @@ def _as_joined(view: ProcessView, thread: ThreadStack) -> ProcessView:
     Say that the main thread waits for this one.
     """
     name = f"its thread {thread.name!r:.99}" if thread.name else "a thread"
-    which = f"{name}, which {view.doing}"
-    return attrs.evolve(view, doing=f"is waiting for {which}")
+    return attrs.evolve(
+        view,
+        doing=f"is waiting for {name}, which {view.doing}",
+        doing_of_many=f"is waiting for a thread each, which {view.doing}",
+    )
 
 
 def explain_process(

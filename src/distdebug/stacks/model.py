@@ -83,6 +83,10 @@ class ThreadActivity:
 
         has_left: Whether it was seen in another function, and not only at
             another line of the same one; ``None`` if unknown.
+
+        has_new_values: Whether variables of its Python functions got new
+            values, so that it went on, also at the same line; ``None`` if
+            unknown.
     """
 
     seconds: float
@@ -91,6 +95,7 @@ class ThreadActivity:
     cpu_s: float
     has_moved: bool | None = None
     has_left: bool | None = None
+    has_new_values: bool | None = None
 
 
 @attrs.frozen(kw_only=True)

@@ -176,4 +176,4 @@ def _weight(view: ProcessView) -> int:
 
 
 def _key(view: ProcessView) -> Hashable:
-    return view.cause, view.doing, view.location
+    return view.cause, view.doing_of_many or view.doing, view.location

@@ -26,6 +26,9 @@ class ProcessView:
 
         doing: The same, as a predicate.
 
+        doing_of_many: The same without what only this process has, if that
+            is something else; those with the same are alike.
+
         thread: The thread that tells.
 
         frame: The line of its stack that says so.
@@ -56,6 +59,7 @@ class ProcessView:
     remedy: str = ""
     rule: str = ""
     note: str = ""
+    doing_of_many: str = ""
     evidence: tuple[Evidence, ...] = ()
 
     @property

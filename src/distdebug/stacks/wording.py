@@ -73,7 +73,8 @@ def say(views: Sequence[ProcessView]) -> str:
     """
     first = views[0]
     processes = [v.process for v in views]
-    said = f"{names_of(processes)} {agree(processes, first.doing)}"
+    doing = (len(views) > 1 and first.doing_of_many) or first.doing
+    said = f"{names_of(processes)} {agree(processes, doing)}"
     if first.location is not None:
         said += f" in {first.location.brief}"
     return f"{said} {first.note}" if first.note else said

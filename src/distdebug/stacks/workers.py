@@ -84,10 +84,11 @@ def _joined(view: ProcessView, busy: Sequence[ProcessView]) -> ProcessView:
 
     # The line that a person can do something about is that of the worker.
     at = f" in {view.location.brief}" if view.location else ""
-    doing = f"{view.doing}{at}, and its worker, process {number}, "
+    waits = f"{view.doing}{at}"
     return attrs.evolve(
         view,
-        doing=doing + worst.doing,
+        doing=f"{waits}: its worker, process {number}, {worst.doing}",
+        doing_of_many=f"{waits}: a worker of each {worst.doing}",
         location=worst.location,
         note=worst.note,
     )

@@ -175,9 +175,10 @@ def _activity(activity: ThreadActivity) -> str:
         if activity.has_moved is None
         else (", another line" if activity.has_moved else ", same lines")
     )
+    values = ", new values" if activity.has_new_values else ""
     return (
         f"in {activity.seconds:.1f} s waited {activity.voluntary} times, "
-        f"ran {activity.cpu_s:.2f} s{moved}"
+        f"ran {activity.cpu_s:.2f} s{moved}{values}"
     )
 
 

@@ -170,6 +170,7 @@ def _activity(data: Mapping[str, Any] | None) -> ThreadActivity | None:
         cpu_s=_seconds(data["cpu_s"]) or 0.0,
         has_moved=_truth(data.get("has_moved")),
         has_left=_truth(data.get("has_left")),
+        has_new_values=_truth(data.get("has_new_values")),
     )
 
 
