@@ -683,3 +683,102 @@ def test_old_table_of_kernels():
     assert ("acos_main", 0, (240, 1, 1), (128, 1, 1)) == attrs.astuple(
         process.kernels[0]
     )
+
+
+def traceback(*functions, error="KeyboardInterrupt", prefix=""):
+    """
+    What Python prints of an error in these functions, outermost first.
+    """
+    lines = ["Traceback (most recent call last):"]
+    for number, name in enumerate(functions, start=1):
+        lines += [f'  File "/me/{name}.py", line {number}, in {name}']
+        lines += [f"    {name}()", "    ^^^^"]
+    return "".join(f"{prefix}{line}\n" for line in [*lines, error])
+
+
+class TestInterrupted:
+    """
+    Tracebacks show where a program waited, if its wait was broken off.
+    """
+
+    @pytest.mark.parametrize(
+        "error",
+        [
+            "KeyboardInterrupt",
+            "KeyboardInterrupt: ",
+            "RuntimeError: [gloo:81] Timed out waiting 1800ms for recv",
+            "torch.distributed.DistStoreError: wait timeout after 300000ms",
+        ],
+    )
+    def test_broken_off(self, error):
+        """
+        Ctrl-C and the time-outs of torch tell.
+        """
+        (process,) = parse_stacks("start\n" + traceback("a", "b", error=error))
+
+        (thread,) = process.threads
+        assert ["b", "a"] == [f.name for f in thread.frames]
+        assert ["b()", "a()"] == [f.code for f in thread.frames]
+        assert thread.is_main
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            traceback("a", error="ValueError: no"),
+            traceback("a", error="NameError: KeyboardInterrupt"),
+            traceback(),
+            traceback("a", error=""),
+            "KeyboardInterrupt\n",
+        ],
+    )
+    def test_other_errors(self, text):
+        """
+        A crash is no hang.
+        """
+        with pytest.raises(ValueError, match="no stack"):
+            parse_stacks(text)
+
+    def test_ranks(self):
+        """
+        Of each rank the first counts, and what came of it does not.
+        """
+        text = "".join(
+            traceback("a", prefix=f"[rank{rank}]: ")
+            + f"[rank{rank}]: Exception ignored in: <x>\n"
+            + traceback("z", prefix=f"[rank{rank}]: ")
+            for rank in (0, 1)
+        )
+
+        got = parse_stacks(text)
+
+        assert [(0, 1), (1, 1)] == [(p.rank, len(p.threads)) for p in got]
+        assert {"a"} == {p.main_thread.frames[0].name for p in got}
+
+    def test_processes(self):
+        """
+        Without a rank each is a process of its own.
+        """
+        later = "\nDuring handling of the above exception, another one:\n\n"
+
+        got = parse_stacks(
+            traceback("a") + later + traceback("x") + traceback("b")
+        )
+
+        assert ["a", "b"] == [p.main_thread.frames[0].name for p in got]
+        assert [0, 1] == [p.pid for p in got]
+
+    def test_with_a_dump(self):
+        """
+        The dump of a tool tells more, also if it is in another file.
+        """
+        log = traceback("b")
+
+        assert ["b"] == [
+            p.main_thread.frames[0].name for p in read_stacks([log])
+        ]
+        assert ["f"] == [
+            p.main_thread.frames[0].name for p in read_stacks([log, PLAIN])
+        ]
+        (process,) = parse_stacks(PLAIN + traceback("b"))
+
+        assert ["f"] == [f.name for f in process.main_thread.frames]

@@ -8,24 +8,24 @@ Ray, and whoever holds the lock of the interpreter run elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import attrs
 
-from ..findings import Cause, Confidence, Location
+from ..findings import Cause, Confidence
 from .around import (
     is_begun,
     is_in_loop,
     is_program,
     outside_of,
-    own_frames,
     uses_gpu,
 )
 from .gil import find_gil_trouble
+from .line import is_of_user, location_of, note_of, python_line
 from .matching import Matcher, Sight
-from .model import ProcessStacks, StackFrame, ThreadStack
+from .model import ProcessStacks, ThreadStack
 from .motion import Motion, motion_of, wakes_per_s
-from .places import is_native, is_users, user_frame, where
+from .places import user_frame, where
 from .rules import RuleBook, read_rules
 from .running import IsInLoop, cause_of_running
 from .source import ReadLine, SourceLines
@@ -47,7 +47,6 @@ from .view import ProcessView, evidence_of
 __all__ = ["Looker", "explain_process"]
 
 _MOST_THREADS = 256
-_MOST_NAME = 80
 _QUIET = frozenset({None, *IDLES})
 # What blocks an event loop, if it happens in one.
 _BLOCKS_LOOP = frozenset(
@@ -144,9 +143,9 @@ class Looker:
         if other is None or view.cause in IDLES:
             return view
 
-        place = where(_python_line(other.thread.frames))
+        place = where(python_line(other.thread.frames))
         said = f"thread {other.thread.name or 'another'} {self._doing(other)}"
-        if _is_of_user(view.location) and place is not None:
+        if is_of_user(view.location) and place is not None:
             said += f" in {place.brief}"
             place = view.location
         return attrs.evolve(
@@ -221,12 +220,12 @@ class Looker:
             doing=doing,
             thread=said.thread,
             frame=said.frame,
-            location=_location(process, said, main),
+            location=location_of(process, said, main),
             motion=said.motion,
             confidence=confidence,
             remedy=remedy or self.book.remedy.get(cause, ""),
             rule=said.rule.name if said.rule else "",
-            note=_note(said),
+            note=note_of(said),
             evidence=(evidence_of(process, main.thread, main.frame),)
             if main is not said
             else (),
@@ -252,7 +251,7 @@ class Looker:
             doing=doing,
             thread=thread,
             frame=next(iter(frames), None),
-            location=where(_python_line(frames)),
+            location=where(python_line(frames)),
             motion=Motion.STILL,
             confidence=confidence,
             remedy=self.book.remedy.get(cause, ""),
@@ -338,46 +337,3 @@ def explain_process(
     """
     book = read_rules() if book is None else book
     return Looker(book, read_line or SourceLines()).explain(process)
-
-
-def _location(
-    process: ProcessStacks, said: Said, main: Said
-) -> Location | None:
-    """
-    The line of the user, or the next best one.
-    """
-    best = _python_line(own_frames(said.thread, process))
-    if said is not main and (best is None or not is_users(best)):
-        # A backward pass runs in a thread that knows nothing of the user.
-        outer = _python_line(own_frames(main.thread, process))
-        if outer is not None and (best is None or is_users(outer)):
-            best = outer
-    return where(best)
-
-
-def _is_of_user(location: Location | None) -> bool:
-    if location is None:
-        return False
-    return is_users(
-        StackFrame(location.function, location.file, location.line)
-    )
-
-
-def _python_line(frames: Iterable[StackFrame]) -> StackFrame | None:
-    best = user_frame(frames)
-    return None if best is None or is_native(best) else best
-
-
-def _note(said: Said) -> str:
-    """
-    Name what is known of a wait that has no line of Python, or goes on in
-    the kernel.
-    """
-    call = said.thread.system_call
-    if said.cause is Cause.IO_WAIT and call is not None and call.target:
-        return f"({call.name} of {call.target})"
-    frames = said.thread.frames
-    has_python = not all(map(is_native, frames))
-    if said.frame is None or has_python or not is_native(said.frame):
-        return ""
-    return f"(in {said.frame.name[:_MOST_NAME]})"

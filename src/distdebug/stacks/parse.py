@@ -20,7 +20,7 @@ from ..findings import Missing
 from .files import is_captured, read_text, stack_files_in
 from .formats.headings import name_heading
 from .formats.pyspy_json import parse_json
-from .formats.text import UNKNOWN, parse_text
+from .formats.text import UNKNOWN, parse_interrupted, parse_text
 from .join import join_processes
 from .model import ProcessStacks
 
@@ -58,6 +58,8 @@ def read_stacks(
         paths_or_text: Files with what py-spy (text or JSON), gdb, cuda-gdb,
             pystack, or faulthandler wrote, also among other lines of a log;
             folders with such files; or such a text itself; one or several.
+            If there is none in all of them, tracebacks of programs that were
+            interrupted, or whose collectives timed out, are taken instead.
 
     Returns:
         Every process that could be read.
@@ -95,7 +97,9 @@ def read_stack_files(
             _read_folder(path, found, missing)
         else:
             _read_file(path, found, missing)
-    return StackFiles(_numbered(_newest(found)), tuple(missing))
+    # What was interrupted need not be what hung, if that was looked at.
+    dumps = [f for f in found if not f.is_interrupted]
+    return StackFiles(_numbered(_newest(dumps or found)), tuple(missing))
 
 
 def parse_stacks(text: str, source: str = "") -> tuple[ProcessStacks, ...]:
@@ -116,7 +120,7 @@ def parse_stacks(text: str, source: str = "") -> tuple[ProcessStacks, ...]:
     Raises:
         ValueError: No stack is in it.
     """
-    return _numbered(_parse(text, source))
+    return _numbered(_parse(text, source)[0])
 
 
 @attrs.frozen
@@ -124,6 +128,7 @@ class _Found:
     process: ProcessStacks
     folder: str
     time: float
+    is_interrupted: bool
 
 
 def _is_text(text: str) -> bool:
@@ -164,14 +169,14 @@ def _read(
     time: float = 0.0,
 ) -> bool:
     try:
-        processes = _parse(text, name)
+        processes, is_interrupted = _parse(text, name)
     except ValueError as exc:
         missing.append(_missing(name, exc))
         return False
 
     folder = os.path.dirname(name)  # noqa: PTH120 of thousands of files
     found += (
-        _Found(p, folder, time if p.taken is None else p.taken)
+        _Found(p, folder, time if p.taken is None else p.taken, is_interrupted)
         for p in processes
     )
     return True
@@ -181,16 +186,22 @@ def _missing(source: str, exc: Exception) -> Missing:
     return Missing(what="stack", reason=str(exc), source=source)
 
 
-def _parse(text: str, source: str) -> tuple[ProcessStacks, ...]:
+def _parse(text: str, source: str) -> tuple[tuple[ProcessStacks, ...], bool]:
+    """
+    The processes in a text, and whether only their interruption tells them.
+    """
+    is_interrupted = False
     if _JSON.match(text) or ('"frames"' in text and _JSON_BELOW.search(text)):
         processes = join_processes(parse_json(text))
     else:
         processes = parse_text(text)
+        is_interrupted = not processes
+        processes = processes or parse_interrupted(text)
     if not processes:
         msg = "no stack of a known tool in it"
         raise ValueError(msg)
 
-    return tuple(_named(processes, source))
+    return tuple(_named(processes, source)), is_interrupted
 
 
 def _named(

@@ -11,6 +11,7 @@ import re
 import sys
 
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import attrs
@@ -21,10 +22,11 @@ from . import faulthandler, gdb, pyspy, pystack, trace
 from .cuda import parse_kernels
 from .gdb_table import is_row, row_of
 from .headings import Heading, coordinates_of, heading_of
+from .interrupt import interrupted_threads
 from .lines import Stream, split_streams
 
 
-__all__ = ["UNKNOWN", "parse_text"]
+__all__ = ["UNKNOWN", "parse_interrupted", "parse_text"]
 
 # The number of a process that no line tells.
 UNKNOWN = -1
@@ -90,6 +92,33 @@ def parse_text(text: str) -> tuple[ProcessStacks, ...]:
     ]
     filled = [p for p in found if p.threads or p.kernels]
     return tuple(filled or found)
+
+
+def parse_interrupted(text: str) -> tuple[ProcessStacks, ...]:
+    """
+    Which processes in this text were interrupted while they waited?
+
+    Args:
+        text: A log.
+
+    Returns:
+        A process for each traceback that says so; of a rank, the first.
+    """
+    found: list[ProcessStacks] = []
+    for stream in split_streams(text):
+        is_one = stream.rank is not None or stream.pid is not None
+        threads = interrupted_threads(stream.lines)
+        found += (
+            ProcessStacks(
+                pid=UNKNOWN if stream.pid is None else stream.pid,
+                source="",
+                threads=(thread,),
+                rank=stream.rank,
+                host=stream.host,
+            )
+            for thread in islice(threads, 1 if is_one else None)
+        )
+    return tuple(found)
 
 
 def _processes(stream: Stream) -> Iterator[ProcessStacks]:

@@ -15,7 +15,7 @@ from ..model import StackFrame, ThreadStack
 from .calls import make_frame, shorten, with_code
 
 
-__all__ = ["header_of", "read_thread"]
+__all__ = ["frame_of", "header_of", "read_thread"]
 
 _HEADER = re.compile(
     r"~{2,200} Stack of (?P<name>.{1,200}) \((?P<id>\d{1,20})\) ~{2,200}"
@@ -54,7 +54,7 @@ def read_thread(match: re.Match[str], lines: Iterable[str]) -> ThreadStack:
     Returns:
         The thread.
     """
-    frames = list(with_code((line, _frame(line)) for line in lines))
+    frames = list(with_code((line, frame_of(line)) for line in lines))
     return ThreadStack(
         name=match["name"],
         thread_id=int(match["id"]),
@@ -63,7 +63,16 @@ def read_thread(match: re.Match[str], lines: Iterable[str]) -> ThreadStack:
     )
 
 
-def _frame(line: str) -> StackFrame | None:
+def frame_of(line: str) -> StackFrame | None:
+    """
+    Is this line of a traceback a frame?
+
+    Args:
+        line: One line of the output.
+
+    Returns:
+        The frame, or ``None``.
+    """
     match = _FRAME.fullmatch(shorten(line).strip())
     if match is None:
         return None
