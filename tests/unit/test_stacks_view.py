@@ -680,6 +680,21 @@ class TestGil:
         assert Cause.GIL_CONTENTION is not view(kept, native).cause
         assert Cause.GIL_CONTENTION is not view(busy, hog).cause
 
+    @pytest.mark.parametrize(
+        ("involuntary", "is_hog"), [(900, True), (20, False)]
+    )
+    def test_convoy_on_busy_machine(self, involuntary, is_hog):
+        """
+        Who gets little of a busy machine, but wants more, runs all the time.
+        """
+        runs = did(400, 0.15, involuntary=involuntary)
+        hog = thread(USER, owns_gil=True, active=True, activity=runs)
+        kept = main(USER, activity=did(500, 0.03), call="futex")
+
+        got = view(kept, hog)
+
+        assert is_hog == (Cause.GIL_CONTENTION is got.cause)
+
     def test_native_stacks(self):
         """
         Machine code tells who wants the lock, and by elimination who has it.

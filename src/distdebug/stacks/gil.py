@@ -36,6 +36,8 @@ _MOST_CPU = 0.2
 # Between two waits it may do some work.
 _CONVOY = 0.35
 _HOG = 0.2
+_INTERRUPTED = 100.0
+_LITTLE = 0.02
 _NO_CALL = frozenset({"", "futex", "running"})
 
 Trouble = tuple[ThreadStack, str, Confidence]
@@ -144,8 +146,10 @@ def _hogs(thread: ThreadStack, main: ThreadStack) -> bool:
         or wakes_per_s(thread) >= wakes_per_s(main) / 4
         or (a.has_moved is True and a.has_left is False)
     )
-    is_greedy = share >= _HOG and share >= 2 * cpu_share(main.activity)
-    return is_greedy and runs_python
+    # On a busy machine it gets little, but is interrupted whenever it runs.
+    wants_more = a.involuntary >= _INTERRUPTED * a.seconds and share > _LITTLE
+    is_greedy = share >= _HOG or wants_more
+    return is_greedy and runs_python and share >= 2 * cpu_share(main.activity)
 
 
 def _without_owner(
