@@ -442,6 +442,55 @@ class TestText:
 
         assert "… and 8 more processes" in str(capture())
 
+    def test_many_findings(self, nodes):
+        """
+        Of very many findings some are shown, and the others are counted.
+        """
+        nodes.workers = [worker(rank, job=str(rank)) for rank in range(6)]
+        nodes.frames = {
+            w.pid: (StackFrame("sleep", f"/home/me/{w.pid}.py", 1),)
+            for w in nodes.workers
+        }
+
+        text = str(capture())
+
+        assert "… and 3 more findings" in text
+
+    def test_two_jobs(self, nodes):
+        """
+        If there are several jobs, each row names its own.
+        """
+        nodes.workers = [
+            worker(0, job="none 127.0.0.1:29500"),
+            worker(1, job="a-name-that-is-too-long 127.0.0.1:29501"),
+        ]
+
+        text = str(capture())
+
+        assert "none 127.0.0.1:29500" in text
+        assert "…oo-long 127.0.0.1:29501" in text
+
+    def test_child(self, nodes):
+        """
+        Children have the rank of their parent in brackets.
+        """
+        child = attrs.evolve(
+            worker(9), rank=None, role="dataloader", parent_pid=1002
+        )
+        nodes.workers.append(child)
+
+        lines = str(capture()).splitlines()
+
+        assert any(line.startswith("(2)") and "1009" in line for line in lines)
+
+    def test_verdict_first(self, nodes):
+        """
+        The first line is fit for a ticket.
+        """
+        first = str(capture()).splitlines()[0]
+
+        assert first.startswith("rank 2 is")
+
     def test_hostile_title(self, nodes):
         """
         A name that a process chose does nothing to the terminal.

@@ -272,10 +272,13 @@ class TestChecks:
         )
         return files
 
-    def test_capability(self, proc):
+    @pytest.mark.parametrize(("uid", "ok"), [(1000, None), (0, False)])
+    def test_capability(self, proc, monkeypatch, uid, ok):
         """
-        Without the capability, only processes of this user can be seen.
+        Without the capability, only processes of this user can be seen; and
+        those of root have rights that root itself then lacks.
         """
+        monkeypatch.setattr(rights.os, "geteuid", lambda: uid)
         proc["status"] = b"CapEff:\t0000000000080000\n"
 
         assert rights._check_capability().ok
@@ -283,7 +286,7 @@ class TestChecks:
         proc["status"] = b"CapEff:\t0\n"
         check = rights._check_capability()
 
-        assert check.ok is None
+        assert ok is check.ok
         assert "--cap-add SYS_PTRACE" in check.remedy
 
     @pytest.mark.parametrize(

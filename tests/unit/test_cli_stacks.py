@@ -153,13 +153,55 @@ class TestStacks:
 
     def test_healthy(self, captured):
         """
-        Nothing is wrong with processes of which nothing is known to be.
+        Nothing is wrong with who waits for events.
+        """
+        idle = StackFrame(
+            "_run_once", "/usr/lib/python3.11/asyncio/base_events.py", 1904
+        )
+        captured.capture = attrs.evolve(
+            captured.capture, processes=(process(0, (idle,)),)
+        )
+
+        assert 0 == main(["stacks"])
+
+    def test_blind(self, captured, capsys):
+        """
+        Who could not see anything does not say that all is well.
         """
         captured.capture = attrs.evolve(
             captured.capture, processes=(process(0, ()),)
         )
 
-        assert 0 == main(["stacks"])
+        assert 2 == main(["stacks"])
+        assert capsys.readouterr().out.startswith("no stack could be read")
+
+    def test_no_such_process(self, captured, capsys):
+        """
+        A number that no process has is a mistake.
+        """
+        nobody = process(0, ())
+        worker = attrs.evolve(nobody.worker, pid=999999, start_ticks=0)
+        captured.capture = attrs.evolve(
+            captured.capture, processes=(attrs.evolve(nobody, worker=worker),)
+        )
+
+        assert 2 == main(["stacks", "--pid", "999999"])
+        assert "no such process: 999999" in capsys.readouterr().err
+
+    def test_repeated_json(self, captured, capsys, monkeypatch):
+        """
+        Of several results each is one line.
+        """
+
+        def interrupt(_):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(command, "time", SimpleNamespace(sleep=interrupt))
+
+        main(["stacks", "--repeat", "5", "--json"])
+
+        (line,) = capsys.readouterr().out.splitlines()
+        assert "stacks" == json.loads(line)["command"]
 
     def test_repeat(self, captured, capsys, monkeypatch):
         """

@@ -546,6 +546,64 @@ class TestProcess:
         assert verdict.summary.startswith("rank 2 is alive, and gave no dump;")
         assert "take its stacks" in verdict.remedy
 
+    def test_alive_and_seen(self, diagnose, start):
+        """
+        If it was looked at, its line and what to do about it are told.
+        """
+        one = start()
+        seen = process(
+            [("sleep", "train.py", 3)], pid=one.pid, rank=2, state="S"
+        )
+
+        verdict = diagnose(
+            of_process(2, one), stacks=[seen], missing=[2]
+        ).verdict
+
+        assert (Cause.RANK_NOT_ARRIVED, Cause.SLEEPING) == (
+            verdict.cause,
+            verdict.detail_cause,
+        )
+        assert "rank 2 is sleeping in sleep (train.py:3)" in verdict.summary
+        assert "take its stacks" not in verdict.remedy
+
+    def test_orphan(self, diagnose):
+        """
+        A child that outlives its rank, and bears its number, is not the rank.
+        """
+        ours = sidecar(1, pid=101)
+        gone = sidecar(2, pid=102)
+        peer = process([("f", "train.py", 1)], pid=101, rank=1, host="node1")
+        orphan = process(
+            [("sleep", "train.py", 3)],
+            pid=999,
+            rank=2,
+            host="node1",
+            state="S",
+        )
+
+        verdict = diagnose(
+            ours, gone, stacks=[peer, orphan], missing=[2]
+        ).verdict
+
+        assert (Cause.RANK_CRASHED, (2,)) == (verdict.cause, verdict.ranks)
+
+    def test_container(self, diagnose):
+        """
+        In a container a process has another number than on the node.
+        """
+        inside = sidecar(2, pid=12)
+        seen = process(
+            [("sleep", "train.py", 3)],
+            pid=4012,
+            rank=2,
+            host="node1",
+            state="S",
+        )
+
+        verdict = diagnose(inside, stacks=[seen], missing=[2]).verdict
+
+        assert Cause.RANK_NOT_ARRIVED is verdict.cause
+
     def test_several(self, diagnose, start):
         """
         Of several, those that are stopped hold up the others.

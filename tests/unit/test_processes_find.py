@@ -775,6 +775,37 @@ class TestPatterns:
             11: ("pattern", "dataloader", None),
         } == found(fake_proc, "mine")
 
+    def test_starter(self, fake_proc):
+        """
+        A program that starts the ranks is no rank, though its command line
+        names theirs.
+        """
+        fake_proc.add(10, PY, "launch.py", "mine.py", environ={})
+        for rank in (0, 1):
+            fake_proc.add(
+                11 + rank,
+                *(PY, "mine.py"),
+                parent=10,
+                environ=ranks_env(rank, 2),
+                maps=TORCH,
+            )
+
+        assert {"launcher", "rank"} == {
+            role for _, role, _ in found(fake_proc, r"mine\.py").values()
+        }
+        assert "launcher" == found(fake_proc, r"mine\.py")[10][1]
+
+    def test_collectors(self, fake_proc):
+        """
+        Whoever looks at the job as we do is no part of it, nor its tools.
+        """
+        fake_proc.add(10, PY, "mine.py", environ={})
+        fake_proc.add(20, PY, "-m", "distdebug", "stacks", "--pattern", "mine")
+        fake_proc.add(21, "/usr/bin/gdb", "-p", "mine.py", parent=20)
+        fake_proc.add(30, PY, "-I", "/x/guard_program.py", "10", "mine.py")
+
+        assert {10} == found(fake_proc, "mine").keys()
+
     def test_one_text(self, fake_proc):
         """
         A single pattern may be given as it is.

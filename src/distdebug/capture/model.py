@@ -134,6 +134,8 @@ class Capture:
 
         seconds: How long the workers were watched.
 
+        taken: When, in seconds since 1970.
+
         files: What was written.
     """
 
@@ -141,6 +143,7 @@ class Capture:
     processes: tuple[ProcessCapture, ...]
     missing: tuple[Missing, ...] = ()
     seconds: float = 0.0
+    taken: float = 0.0
     files: tuple[Path, ...] = ()
 
     @property
@@ -159,12 +162,24 @@ class Capture:
 
         return explain_stacks(self.stacks)
 
+    @property
+    def is_blind(self) -> bool:
+        """
+        Whether nothing could be seen: no stack, and nothing else that tells.
+        """
+        return not self.findings and not any(
+            thread.frames or thread.native
+            for process in self.processes
+            for thread in process.stacks.threads
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """
         Plain data in the layout of the command line's ``--json``.
         """
         return {
             "host": self.host,
+            "taken": self.taken,
             "seconds": self.seconds,
             "workers": self.to_records(),
             "findings": [f.to_dict() for f in self.findings],

@@ -109,6 +109,7 @@ def capture_node(  # noqa: PLR0913 each can be left out
         processes=tuple(sorted(processes, key=_order)),
         missing=(*_unseen(processes), *_not_there(workers, pids, patterns)),
         seconds=watched_s,
+        taken=time.time(),
     )
     if output_dir is None:
         return capture

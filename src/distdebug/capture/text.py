@@ -8,7 +8,8 @@ could not be seen.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from datetime import datetime
 
 from .._text import clean, text_table
 from ..findings.text import finding_lines, missing_lines
@@ -23,6 +24,7 @@ __all__ = ["capture_text"]
 _MOST_ROWS = 32
 _MOST_FINDINGS = 3
 _MOST_FAILURES = 8
+_LONGEST_JOB = 24
 # After these others are tried, or what is missing is told anyway.
 _QUIET = {"faulthandler", "proc", "py-spy", "py-spy --native", "pystack"}
 
@@ -35,11 +37,8 @@ def capture_text(capture: Capture) -> str:
         capture: The capture.
     """
     parts = [
+        *_findings(capture),
         _headline(capture),
-        *(
-            "\n".join(finding_lines(f))
-            for f in capture.findings[:_MOST_FINDINGS]
-        ),
         str(merge_stacks(capture.stacks)),
         _table(capture),
         "\n".join(_pauses(capture)),
@@ -48,38 +47,72 @@ def capture_text(capture: Capture) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
+def _findings(capture: Capture) -> Iterable[str]:
+    if capture.is_blind:
+        number = len(capture.processes)
+        yield f"no stack could be read of {_count(number)}: see below"
+    findings = capture.findings
+    yield from ("\n".join(finding_lines(f)) for f in findings[:_MOST_FINDINGS])
+    if len(findings) > _MOST_FINDINGS:
+        more = len(findings) - _MOST_FINDINGS
+        yield f"… and {more} more {'finding' if more == 1 else 'findings'}"
+
+
+def _count(number: int) -> str:
+    return f"{number} {'process' if number == 1 else 'processes'}"
+
+
 def _headline(capture: Capture) -> str:
-    ranks = [
+    ranks = {
         p.worker.rank for p in capture.processes if p.worker.rank is not None
-    ]
+    }
     kinds = Counter(p.worker.framework or "?" for p in capture.processes)
     names = ", ".join(f"{n} of {name}" for name, n in kinds.most_common())
     whose = f"; ranks {fold_ranks(ranks)}" if ranks else ""
+    when = datetime.fromtimestamp(capture.taken).astimezone()
     watched = (
         f", watched for {capture.seconds:.1f} s"
         if capture.seconds > 0.5
         else ""
     )
-    number = len(capture.processes)
-    noun = "process" if number == 1 else "processes"
-    return f"{clean(capture.host)}: {number} {noun} ({names}{whose}){watched}"
+    return (
+        f"{clean(capture.host)}, {when:%Y-%m-%d %H:%M:%S %Z}: "
+        f"{_count(len(capture.processes))} ({names}{whose}){watched}"
+    )
 
 
 def _table(capture: Capture) -> str:
+    jobs = {p.worker.job for p in capture.processes if p.worker.job}
+    ranks = {p.worker.pid: p.worker.rank for p in capture.processes}
     shown = capture.processes[:_MOST_ROWS]
-    table = text_table(
-        ("rank", "pid", "role", "state", "status", "at"), map(_row, shown)
-    )
+    head = ["rank", "pid", "role", "state", "capture", "at"]
+    rows = [_row(process, ranks) for process in shown]
+    if len(jobs) > 1:
+        head.append("job")
+        rows = [
+            (*row, _brief(process.worker.job))
+            for row, process in zip(rows, shown, strict=True)
+        ]
+    table = text_table(head, rows)
     hidden = len(capture.processes) - len(shown)
     return f"{table}\n… and {hidden} more processes" if hidden else table
 
 
-def _row(process: ProcessCapture) -> tuple[object, ...]:
+def _brief(job: str) -> str:
+    # What differs between two runs stands at the end.
+    return job if len(job) <= _LONGEST_JOB else f"…{job[1 - _LONGEST_JOB :]}"
+
+
+def _row(
+    process: ProcessCapture, ranks: Mapping[int, int | None]
+) -> tuple[object, ...]:
     worker, stacks = process.worker, process.stacks
     main = stacks.main_thread
     where = user_location(main.frames) if main else None
+    parent = ranks.get(worker.parent_pid)
+    of_parent = "-" if parent is None else f"({parent})"
     return (
-        "-" if worker.rank is None else worker.rank,
+        of_parent if worker.rank is None else worker.rank,
         worker.pid,
         worker.role,
         stacks.state,

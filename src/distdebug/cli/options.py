@@ -86,6 +86,10 @@ def positive_seconds(text: str) -> float:
     return seconds
 
 
+# argparse names what it could not read after the function.
+positive_seconds.__name__ = "number of seconds above zero"
+
+
 def chosen_ranks(
     text: str | None, mesh: Mapping[str, int], world_size: int
 ) -> tuple[int, ...] | None:

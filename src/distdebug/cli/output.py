@@ -15,7 +15,9 @@ from typing import Any
 __all__ = ["LiveLine", "counting", "print_json"]
 
 
-def print_json(command: str, data: Mapping[str, Any]) -> None:
+def print_json(
+    command: str, data: Mapping[str, Any], *, in_one_line: bool = False
+) -> None:
     """
     Print a result for programs, in the layout that all commands share.
 
@@ -23,6 +25,8 @@ def print_json(command: str, data: Mapping[str, Any]) -> None:
         command: The command that was run.
 
         data: Its result.
+
+        in_one_line: Whether other results may follow.
     """
     import distdebug
 
@@ -32,7 +36,8 @@ def print_json(command: str, data: Mapping[str, Any]) -> None:
         "version": distdebug.__version__,
         "command": command,
     }
-    print(json.dumps({**head, **data}, indent=2))
+    indent = None if in_one_line else 2
+    print(json.dumps({**head, **data}, indent=indent), flush=True)
 
 
 class LiveLine:

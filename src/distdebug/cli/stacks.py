@@ -155,19 +155,31 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _explain_node(args: argparse.Namespace, *, clear: bool = False) -> int:
+    capture = _capture(args)
+    _check(capture, args)
+    if args.json:
+        plain = _as_plain(capture.stacks, capture.to_dict())
+        print_json("stacks", plain, in_one_line=args.repeat is not None)
+    else:
+        start = _CLEAR if clear else ""
+        end = "" if args.repeat is None else f"\n{'─' * 60}"
+        print(f"{start}{capture}{end}", flush=True)
+    return 2 if capture.is_blind else _status(capture.findings)
+
+
+def _check(capture: Capture, args: argparse.Namespace) -> None:
     from ..errors import CaptureError
 
-    capture = _capture(args)
     if not capture.processes and not capture.missing:
         msg = "no worker of a job was found on this node"
         raise CaptureError(
             msg, remedy="name it with --pid, or with --pattern REGEX"
         )
-    if args.json:
-        print_json("stacks", _as_plain(capture.stacks, capture.to_dict()))
-    else:
-        print(f"{_CLEAR if clear else ''}{capture}", flush=True)
-    return _status(capture.findings)
+    # The kernel told nothing about them, not even when they started.
+    if args.pid and not any(p.worker.start_ticks for p in capture.processes):
+        numbers = ", ".join(str(p.worker.pid) for p in capture.processes)
+        msg = f"no such process: {numbers}"
+        raise CaptureError(msg, remedy="see: ps -ef")
 
 
 def _capture(args: argparse.Namespace) -> Capture:

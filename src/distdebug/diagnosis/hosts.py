@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import socket
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
@@ -43,6 +43,8 @@ class HostView:
 
         evidence: The stacks that say so, of the rank and of its children.
 
+        remedy: What to do about what it is doing, or ``""``.
+
         error: The exception that ended it, in one line, or ``""``.
 
         has_exited: Whether it ended without an error.
@@ -56,6 +58,7 @@ class HostView:
     doing: str = ""
     location: Location | None = None
     evidence: tuple[Evidence, ...] = ()
+    remedy: str = ""
     error: str = ""
     has_exited: bool = False
     state: str = ""
@@ -76,7 +79,10 @@ def host_views(
     Returns:
         One view per rank about which anything is known.
     """
-    captured = [_with_rank(p, dumps.sidecars) for p in stacks]
+    captured = [
+        _with_rank(p, dumps.sidecars)
+        for p in _without_orphans(tuple(stacks), dumps.sidecars)
+    ]
     seen = {p.rank for p in captured}
     own = [
         _own_stacks(s) for s in dumps.sidecars.values() if s.rank not in seen
@@ -136,6 +142,25 @@ def _process_state(sidecar: Sidecar) -> str:
     return "" if is_gone else "running"
 
 
+def _without_orphans(
+    stacks: Sequence[ProcessStacks], sidecars: Mapping[int, Sidecar]
+) -> Iterable[ProcessStacks]:
+    """
+    Leave out what a rank that is gone has left behind, and bears its number.
+    """
+    pids = {(s.host, s.pid) for s in sidecars.values()}
+    # In a container, processes have other numbers than on the node.
+    comparable = {p.host for p in stacks if (p.host, p.pid) in pids}
+    for process in stacks:
+        sidecar = sidecars.get(-1 if process.rank is None else process.rank)
+        if (
+            sidecar is None
+            or sidecar.host not in comparable
+            or (sidecar.host, sidecar.pid) == (process.host, process.pid)
+        ):
+            yield process
+
+
 def _with_rank(
     process: ProcessStacks, sidecars: Mapping[int, Sidecar]
 ) -> ProcessStacks:
@@ -183,6 +208,7 @@ def _view(
         doing=explained.doing if is_known else "",
         location=explained.location,
         evidence=(quote, *explained.evidence),
+        remedy=explained.remedy if is_known else "",
     )
 
 

@@ -142,7 +142,7 @@ def _with_host(finding: Finding, views: Mapping[int, HostView]) -> Finding:
     return attrs.evolve(
         finding,
         summary=f"{finding.summary}: {who} {doing} in {_brief(first)}",
-        remedy="see why it does not get past that line",
+        remedy=first.remedy or "see why it does not get past that line",
         detail_cause=first.cause,
         location=first.location,
         evidence=(*first.evidence, *finding.evidence),
@@ -219,6 +219,6 @@ def _remedy(view: HostView, *, is_stopped: bool) -> str:
     if is_stopped:
         return "let it go on (kill -CONT), or find who stopped it"
     if view.location:
-        return "see why it does not get past that line"
+        return view.remedy or "see why it does not get past that line"
 
     return "take its stacks: it could not answer when it was asked for a dump"

@@ -5,6 +5,7 @@ Which processes of this node are the workers of a job?
 from __future__ import annotations
 
 import os
+import re
 
 from collections.abc import Iterable
 
@@ -17,6 +18,10 @@ from .roles.survey import describe_workers, survey
 
 __all__ = ["find_workers"]
 
+_COLLECTOR = re.compile(
+    r"-m distdebug (stacks|preflight)\b|/distdebug (stacks|preflight)\b"
+    r"|/guard_program\.py "
+)
 _CHILDREN = frozenset({"child", "compile", "dataloader"})
 
 
@@ -54,7 +59,7 @@ def find_workers(
     """
     wanted = compile_patterns(patterns)
     family = family_of(list_processes(root))
-    hidden = _own_line(family)
+    hidden = _own_line(family) | _other_collectors(family)
 
     def is_wanted(process: Process) -> bool:
         return process.pid not in hidden and is_match(process, wanted)
@@ -75,3 +80,13 @@ def _own_line(family: Family) -> set[int]:
     if own is None:  # another root
         return set()
     return {own.pid, *(above.pid for above in family.ancestors(own))}
+
+
+def _other_collectors(family: Family) -> set[int]:
+    """
+    Those who look at processes as we do, with the tools that they started.
+    """
+    found = {
+        pid for pid, p in family.processes.items() if _COLLECTOR.search(p.text)
+    }
+    return found | {p.pid for pid in found for p in family.below(pid)}

@@ -64,10 +64,18 @@ def check_capture() -> tuple[Check, ...]:
 def _check_capability() -> Check:
     if can_trace(parse_status(read_proc("/proc/self/status"))):
         return Check("CAP_SYS_PTRACE", ok=True, detail="in effect")
+    # The processes of root have rights that we then do not have.
+    is_root = os.geteuid() == 0
+    detail = (
+        "not in effect, although this is root: processes with more rights "
+        "cannot be seen"
+        if is_root
+        else "not in effect: only processes of this user can be seen"
+    )
     return Check(
         "CAP_SYS_PTRACE",
-        ok=None,
-        detail="not in effect: only processes of this user can be seen",
+        ok=False if is_root else None,
+        detail=detail,
         remedy=_ADD_CAPABILITY,
     )
 

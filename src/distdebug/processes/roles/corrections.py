@@ -36,6 +36,7 @@ def correct_claims(scene: Scene, claims: dict[int, Claim]) -> None:
         ):
             _make_launcher(scene, claims, elder, claim)
 
+    _unclaim_starters(scene, claims)
     _claim_brothers(scene, claims)
     _claim_engines(scene, claims)
     _drop_doubles(scene, claims)
@@ -60,6 +61,19 @@ def _make_launcher(
     if not has_rank_threads(elder.pid, scene.root):
         known = claim if claim and claim.framework != "pattern" else child
         claims[elder.pid] = Claim(known.framework, "launcher")
+
+
+def _unclaim_starters(scene: Scene, claims: dict[int, Claim]) -> None:
+    """
+    A pattern of the user may also match the program that starts the ranks.
+    """
+    for pid, claim in list(claims.items()):
+        if claim == ("pattern", "rank") and any(
+            claims[child.pid].role == "rank"
+            for child in scene.family.below(pid)
+            if child.pid in claims
+        ):
+            claims[pid] = Claim("pattern", "launcher")
 
 
 def _claim_brothers(scene: Scene, claims: dict[int, Claim]) -> None:
