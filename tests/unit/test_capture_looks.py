@@ -327,6 +327,61 @@ class TestTakeLook:
         assert () == taken.threads
 
 
+class TestOtherCollector:
+    @pytest.fixture
+    def held(self, monkeypatch):
+        """
+        A process that a debugger holds, and who started that.
+        """
+        files = {
+            "/proc/99/stat": b"99 (gdb) S 98 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0"
+            b" 1 0 77 0 0",
+        }
+        state = ProcessState(letter="t", start_ticks=5, tracer_pid=99)
+        monkeypatch.setattr(looks, "read_proc", files.get)
+        monkeypatch.setattr(looks, "read_state", lambda _: state)
+        monkeypatch.setattr(
+            looks, "dump_python", lambda *_, **__: ((), OK, ())
+        )
+        monkeypatch.setattr(looks, "read_threads", lambda _: {})
+        return files
+
+    def test_ours(self, held):
+        """
+        One that our own tool holds will go on in a moment.
+        """
+        held["/proc/98/cmdline"] = b"python\0-I\0/x/guard_program.py\07"
+
+        state = take_look(WORKER, timeout_s=1).state
+
+        assert ("S", 0) == (state.letter, state.tracer_pid)
+
+    def test_of_others(self, held):
+        """
+        One that somebody else holds is stopped.
+        """
+        held["/proc/98/cmdline"] = b"bash\0"
+
+        state = take_look(WORKER, timeout_s=1).state
+
+        assert ("t", 99) == (state.letter, state.tracer_pid)
+
+
+def test_zombie_leader(monkeypatch):
+    """
+    Of a process whose main thread has ended, the other threads are seen.
+    """
+    zombie = ProcessState(letter="Z", start_ticks=5)
+    monkeypatch.setattr(looks, "read_state", lambda _: zombie)
+    monkeypatch.setattr(looks, "read_threads", lambda _: {4712: facts()})
+
+    process = describe_process(
+        WORKER, [take_look(WORKER, timeout_s=1)], host="n1"
+    )
+
+    assert [(4712, "S")] == [(t.thread_id, t.state) for t in process.threads]
+
+
 def test_no_look():
     """
     Even if the kernel does not answer, there is something to be shown.

@@ -104,3 +104,21 @@ class TestEach:
             each(abs, [1, 2], timeout_s=60, tell=interrupt)
 
         assert stopped.is_set()
+
+    @pytest.mark.parametrize("left", [0, 1])
+    def test_no_threads(self, monkeypatch, left):
+        """
+        On a node that is full, it goes slower.
+        """
+        start, started = threading.Thread.start, []
+
+        def full(thread):
+            if len(started) == left:
+                msg = "can't start new thread"
+                raise RuntimeError(msg)
+            started.append(thread)
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", full)
+
+        assert [1, 2, 3] == each(abs, [-1, -2, -3], timeout_s=60)

@@ -94,7 +94,7 @@ class TestRunTool:
 
         got = run_tool(python(code), timeout_s=60)
 
-        assert f"62\n{1 << 28}\n" == got.output
+        assert f"62\n{1 << 26}\n" == got.output
 
     def test_inside_the_kernel(self, monkeypatch):
         """

@@ -265,6 +265,29 @@ class TestFiles:
         assert ["stack"] == [m["what"] for m in data["missing"]]
         assert 7 == data["tree"]["processes"][0]["pid"]
 
+    def test_empty(self, tmp_path, capsys):
+        """
+        Stacks without a line do not say that all is well.
+        """
+        path = tmp_path / "dump.json"
+        path.write_text('[{"pid": 1, "thread_id": 1, "frames": []}]')
+
+        status = main(["stacks", str(path)])
+
+        assert 2 == status
+        assert "are empty" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("pid", ["0", "-1", "99999999999999999999", "x"])
+    def test_bad_pid(self, pid, capsys):
+        """
+        What is no number of a process is refused.
+        """
+        with pytest.raises(SystemExit) as caught:
+            main(["stacks", f"--pid={pid}"])
+
+        assert 2 == caught.value.code
+        assert "number of a process" in capsys.readouterr().err
+
     def test_no_stacks(self, tmp_path, capsys):
         """
         A file without a stack is an error, and says which.

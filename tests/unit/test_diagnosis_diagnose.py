@@ -157,6 +157,25 @@ def test_outlier(tmp_path):
     )
 
 
+def test_log(tmp_path):
+    """
+    Stacks that were pasted into a log are found there.
+    """
+    log = tmp_path / "job.log"
+    log.write_text(
+        "[rank1]: Process 7: python train.py\n"
+        '[rank1]: Thread 7 (idle): "MainThread"\n'
+        "[rank1]:     sleep (train.py:40)\n"
+    )
+
+    diagnosis = diagnose(log)
+
+    assert (Cause.SLEEPING, (1,)) == (
+        diagnosis.verdict.cause,
+        diagnosis.verdict.ranks,
+    )
+
+
 def test_unknown_stacks(tmp_path):
     """
     Stacks that tell nothing are told to tell nothing.

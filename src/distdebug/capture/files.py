@@ -16,49 +16,30 @@ from pathlib import Path
 
 import attrs
 
+from ..findings import Missing
 from ..stacks.write import stacks_to_json, stacks_to_text
 from .model import Capture, ProcessCapture
 
 
-__all__ = ["write_capture"]
+__all__ = ["make_folder", "write_capture"]
 
 
-def write_capture(capture: Capture, output_dir: Path) -> Capture:
+def make_folder(output_dir: Path, host: str) -> Path:
     """
-    Write what was seen, each file whole or not at all.
-
-    In ``OUTPUT_DIR/HOST/`` there is ``pyspy_HOST_PID.txt`` and ``.json`` for
-    each process, ``cudagdb_HOST_PID.txt`` for each that cuda-gdb looked at,
-    and ``workers.json`` about all of them.  If that folder is there already,
-    ``HOST.2`` is written, and so on.
+    Make the folder of this node: before anything is captured, because then
+    nobody is stopped for what cannot be kept.
 
     Args:
-        capture: What was seen.
-
         output_dir: The folder for all nodes; it is made if necessary.
 
+        host: Name of this node.
+
     Returns:
-        The capture with its files.
+        ``OUTPUT_DIR/HOST``; if that is there already, ``HOST.2``, and so on.
 
     Raises:
-        OSError: The folder cannot be made, or not even the list of workers
-            written.  That a single process cannot be written is told in
-            ``missing``.
+        OSError: It cannot be made.
     """
-    folder = _new_folder(output_dir, capture.host)
-    files: list[Path] = []
-    missing = list(capture.missing)
-    for process in capture.processes:
-        try:
-            files += _write_process(process, folder, capture.host)
-        except OSError as exc:
-            missing.append(process.missing(f"not written: {exc.strerror}"))
-    table = json.dumps(capture.to_records(), indent=1)
-    files.append(_write_whole(folder / "workers.json", table))
-    return attrs.evolve(capture, files=tuple(files), missing=tuple(missing))
-
-
-def _new_folder(output_dir: Path, host: str) -> Path:
     output_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     for number in itertools.count(1):
         name = host if number == 1 else f"{host}.{number}"
@@ -69,6 +50,40 @@ def _new_folder(output_dir: Path, host: str) -> Path:
         return output_dir / name
 
     raise AssertionError  # the numbers never end
+
+
+def write_capture(capture: Capture, folder: Path) -> Capture:
+    """
+    Write what was seen, each file whole or not at all.
+
+    There is ``pyspy_HOST_PID.txt`` and ``.json`` for each process,
+    ``cudagdb_HOST_PID.txt`` for each that cuda-gdb looked at, and
+    ``workers.json`` about all of them.
+
+    Args:
+        capture: What was seen.
+
+        folder: The folder of this node.
+
+    Returns:
+        The capture with its files; what could not be written is told in
+        ``missing``.
+    """
+    files: list[Path] = []
+    missing = list(capture.missing)
+    for process in capture.processes:
+        try:
+            files += _write_process(process, folder, capture.host)
+        except OSError as exc:
+            missing.append(process.missing(f"not written: {exc.strerror}"))
+    table = json.dumps(capture.to_records(), indent=1)
+    try:
+        files.append(_write_whole(folder / "workers.json", table))
+    except OSError as exc:
+        reason = f"not written: {exc.strerror}"
+        lost = Missing(what="list of workers", reason=reason)
+        missing.append(lost)
+    return attrs.evolve(capture, files=tuple(files), missing=tuple(missing))
 
 
 def _write_process(

@@ -16,6 +16,7 @@ import attrs
 
 from ..processes.idle import idle_seconds
 from ..processes.model import ProcessState, Worker
+from ..processes.proc.procfs import parse_stat, read_proc
 from ..processes.state import read_state
 from ..processes.threads import ThreadFacts, read_system_call, read_threads
 from ..stacks.model import (
@@ -72,14 +73,18 @@ def take_look(worker: Worker, *, timeout_s: float) -> Look:
         timeout_s: How long it may take, in seconds.
     """
     when = time.monotonic()
-    state = read_state(worker.pid)
+    state = _without_us(read_state(worker.pid))
     if state is not None and state.start_ticks != worker.start_ticks:
         state = None
     if state is None or state.letter in "ZX":
         is_zombie = state is not None and state.letter == "Z"
         status = CaptureStatus.ZOMBIE if is_zombie else CaptureStatus.EXITED
         gone = Attempt(tool="proc", status=status)
-        return Look(when=when, state=state, facts={}, threads=(), attempt=gone)
+        # The main thread may have ended, and others go on.
+        facts = read_threads(worker.pid) if is_zombie else {}
+        return Look(
+            when=when, state=state, facts=facts, threads=(), attempt=gone
+        )
 
     # Before py-spy, so that a second look tells what happened between.
     facts = read_threads(worker.pid)
@@ -96,6 +101,22 @@ def take_look(worker: Worker, *, timeout_s: float) -> Look:
         attempt=attempt,
         values=values,
     )
+
+
+def _without_us(state: ProcessState | None) -> ProcessState | None:
+    """
+    A process that another collector of ours holds is not stopped for long.
+    """
+    if state is None or not state.tracer_pid:
+        return state
+
+    stat = parse_stat(read_proc(f"/proc/{state.tracer_pid}/stat"))
+    parent = stat.parent_pid if stat else 0
+    command = read_proc(f"/proc/{parent}/cmdline") or b""
+    if b"/guard_program.py\0" not in command:
+        return state
+
+    return attrs.evolve(state, letter="S", tracer_pid=0)
 
 
 def no_look() -> Look:

@@ -12,7 +12,7 @@ import os
 import socket
 import time
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -24,7 +24,7 @@ from ..processes.model import Worker
 from ..processes.worker import workers_of
 from .deep import look_deeper
 from .fallback import ask_unseen
-from .files import write_capture
+from .files import make_folder, write_capture
 from .looks import Look, describe_process, no_look, take_look
 from .model import Capture, CaptureStatus, ProcessCapture
 from .outcome import judge
@@ -87,16 +87,18 @@ def capture_node(  # noqa: PLR0913 each can be left out
         What could be seen, and what not, and why.
 
     Raises:
-        OSError: The output folder cannot be written.
+        OSError: The output folder cannot be made.
     """
-    deadline = time.monotonic() + timeout_s
+    host, deadline = socket.gethostname(), time.monotonic() + timeout_s
+    folder = (
+        None if output_dir is None else make_folder(Path(output_dir), host)
+    )
     patterns = tuple(patterns)
     workers = _workers(pids, patterns)
     start = time.monotonic()
     seen = _look(workers, looks, interval_s, deadline, tell)
     watched_s = time.monotonic() - start
 
-    host = socket.gethostname()
     processes: Sequence[ProcessCapture] = [
         _process(worker, seen[worker.pid], host) for worker in workers
     ]
@@ -107,14 +109,15 @@ def capture_node(  # noqa: PLR0913 each can be left out
     capture = Capture(
         host=host,
         processes=tuple(sorted(processes, key=_order)),
-        missing=(*_unseen(processes), *_not_there(workers, pids, patterns)),
+        missing=(
+            *_unseen(processes),
+            *_not_there(workers, pids, patterns),
+            *_cut_short(seen.values(), looks),
+        ),
         seconds=watched_s,
         taken=time.time(),
     )
-    if output_dir is None:
-        return capture
-
-    return write_capture(capture, Path(output_dir))
+    return capture if folder is None else write_capture(capture, folder)
 
 
 def capture_process(  # noqa: PLR0913 each can be left out
@@ -241,8 +244,23 @@ def _unseen(processes: Iterable[ProcessCapture]) -> Iterable[Missing]:
 
 
 def _reason(process: ProcessCapture) -> str:
-    reason = process.attempts[-1].detail or f"the process: {process.status}"
+    # Others may have been tried after the one that tells why.
+    telling = [a for a in process.attempts if a.status is process.status]
+    last = (telling or process.attempts)[-1]
+    reason = last.detail or f"the process: {process.status}"
     return f"{reason} (try: {process.remedy})" if process.remedy else reason
+
+
+def _cut_short(
+    seen: Collection[Sequence[Look]], looks: int
+) -> Iterable[Missing]:
+    done = max(map(len, seen), default=looks)
+    if done < looks:
+        yield Missing(
+            what="look",
+            reason=f"only {done} of {looks} looks were taken: the time was "
+            "over, so who moves and who does not is less sure",
+        )
 
 
 def _not_there(

@@ -15,6 +15,7 @@ import time
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from typing import TypeAlias, TypeVar
 
 from .tool import stop_tools
@@ -66,14 +67,12 @@ def each(
         todo.put(pair)
     results: list[_Out | None] = [None] * todo.qsize()
     done: _Done[_Out] = queue.SimpleQueue()
-    for _ in range(min(at_once, len(results))):
-        threading.Thread(
-            target=_work,
-            args=(function, todo, done),
-            name="distdebug capture",
-            daemon=True,
-        ).start()
+    is_helped = _start(
+        partial(_work, function, todo, done), min(at_once, len(results))
+    )
     try:
+        if not is_helped:
+            _work(function, todo, done)
         _gather(done, results, time.monotonic() + timeout_s, tell)
     except BaseException:
         _drain(todo)
@@ -82,6 +81,20 @@ def each(
 
     _drain(todo)
     return results
+
+
+def _start(work: Callable[[], object], number: int) -> bool:
+    """
+    Start threads; on a node that is full there may be none to be had.
+    """
+    for count in range(number):
+        try:
+            threading.Thread(
+                target=work, name="distdebug capture", daemon=True
+            ).start()
+        except RuntimeError:
+            return count > 0
+    return True
 
 
 def _work(

@@ -20,7 +20,9 @@ from typing import IO, NamedTuple
 
 __all__ = ["ToolOutput", "find_tool", "run_tool", "stop_tools", "stoppable"]
 
-_MOST_BYTES = 1 << 28
+# The JSON of 10,000 threads stays below.
+_MOST_BYTES = 1 << 26
+_MOST_COMPLAINT = 1 << 16
 _MOST_SECRET = 1 << 25
 # What waits inside the kernel cannot be killed before that is over.
 _REAP_S = 5.0
@@ -37,9 +39,9 @@ class ToolOutput(NamedTuple):
     Attributes:
         status: Its exit status; ``None`` if its time was over.
 
-        output: What it printed, at most 256 MiB.
+        output: What it printed, at most 64 MiB.
 
-        complaint: What it printed to its standard error.
+        complaint: What it printed to its standard error, at most 64 KiB.
     """
 
     status: int | None
@@ -104,9 +106,10 @@ def run_tool(
             pass
         finally:
             _end(process)
-        texts = [_text_of(file.fileno()) for file in (out, err)]
+        output = _text_of(out.fileno(), _MOST_BYTES)
+        complaint = _text_of(err.fileno(), _MOST_COMPLAINT)
 
-    return ToolOutput(status, *texts)
+    return ToolOutput(status, output, complaint)
 
 
 def stop_tools() -> None:
@@ -170,7 +173,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait(_REAP_S)
 
 
-def _text_of(fd: int) -> str:
+def _text_of(fd: int, most: int) -> str:
     os.lseek(fd, 0, os.SEEK_SET)
     with os.fdopen(os.dup(fd), "rb") as file:
-        return file.read(_MOST_BYTES).decode("utf-8", "replace")
+        return file.read(most).decode("utf-8", "replace")

@@ -23,6 +23,7 @@ __all__ = [
     "chosen_ranks",
     "job_mesh",
     "positive_seconds",
+    "process_number",
     "warn",
 ]
 
@@ -86,8 +87,24 @@ def positive_seconds(text: str) -> float:
     return seconds
 
 
+def process_number(text: str) -> int:
+    """
+    Read the number of a process.
+
+    Raises:
+        ValueError: No process can have it.
+    """
+    number = int(text)
+    # What a kernel of 64 bits allows at most.
+    if not 0 < number <= 1 << 22:
+        raise ValueError(text)
+
+    return number
+
+
 # argparse names what it could not read after the function.
 positive_seconds.__name__ = "number of seconds above zero"
+process_number.__name__ = "number of a process"
 
 
 def chosen_ranks(

@@ -12,7 +12,12 @@ from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from .options import Commands, add_command, positive_seconds
+from .options import (
+    Commands,
+    add_command,
+    positive_seconds,
+    process_number,
+)
 from .output import LiveLine, print_json
 
 
@@ -71,7 +76,7 @@ def add_parser(commands: Commands) -> None:
     who.add_argument(
         "--pid",
         action="append",
-        type=int,
+        type=process_number,
         metavar="PID",
         help="this process; may be given several times",
     )
@@ -223,6 +228,13 @@ def _explain_files(args: argparse.Namespace) -> int:
         )
 
     findings = explain_stacks(found.stacks)
+    threads = (t for p in found.stacks for t in p.threads)
+    if not findings and not any(t.frames or t.native for t in threads):
+        msg = f"the stacks in {', '.join(args.files)} are empty"
+        raise CaptureError(
+            msg, remedy="take them again; see: distdebug preflight"
+        )
+
     if args.json:
         data = {
             "findings": [f.to_dict() for f in findings],

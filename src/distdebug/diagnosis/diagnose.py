@@ -25,6 +25,8 @@ from .refine import refine
 
 __all__ = ["diagnose"]
 
+# Stacks are often pasted, or printed by the job itself.
+_LOGS = {".err", ".log", ".out", ".txt"}
 _WAITS = {Cause.COLLECTIVE_WAIT, Cause.RENDEZVOUS_WAIT}
 _UNKNOWN = Finding(
     cause=Cause.UNKNOWN,
@@ -76,7 +78,8 @@ def diagnose(
 
 
 def _may_hold_stacks(path: Path) -> bool:
-    return path.is_dir() or is_stack_like(path.name)
+    is_log = path.suffix in _LOGS
+    return path.is_dir() or is_log or is_stack_like(path.name)
 
 
 def _from_stacks(found: StackFiles) -> Diagnosis:

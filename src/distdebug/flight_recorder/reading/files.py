@@ -38,6 +38,12 @@ _FOREIGN = {
     *(".yaml", ".yml", ".zip", ".zst"),
 }
 
+# What a capture of stacks leaves beside the dumps; a child process for each of
+# thousands would take minutes.
+_STACKS = re.compile(
+    r"(?:pyspy|cudagdb)_.+_[0-9]+\.(?:json|txt)|workers\.json"
+)
+
 _UNFINISHED = re.compile(
     r"^\.|\.(?:tmp|temp|part|partial|swp)\b|~$", re.IGNORECASE
 )
@@ -141,7 +147,7 @@ def find_files(paths: Iterable[str]) -> Found:
     for root, path, modified in listed:
         if path.endswith(SIDECAR_SUFFIX):
             _read_sidecar(path, sidecars, problems)
-        else:
+        elif _STACKS.fullmatch(PurePath(path).name) is None:
             rest.append((root, path, modified))
 
     by_dump = _by_dump(sidecars.values())
