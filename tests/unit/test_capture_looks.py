@@ -350,7 +350,7 @@ class TestOtherCollector:
         """
         One that our own tool holds will go on in a moment.
         """
-        held["/proc/98/cmdline"] = b"python\0-I\0/x/guard_program.py\07"
+        held["/proc/98/cmdline"] = b"python\0-I\0/x/guard_program.py\0--"
 
         state = take_look(WORKER, timeout_s=1).state
 
