@@ -176,6 +176,71 @@ def test_quote():
     assert far.quote.endswith(f"f2 (/me/a.py:3) ← … ← {far.frame}")
 
 
+MATCH = [("sre_ucs1_match", "_sre.so"), ("sre_search", "_sre.so"), EVAL]
+STAYS = did(cpu_s=1.9, has_moved=False, has_left=False)
+
+
+def test_quote_native():
+    """
+    What a second tool saw in native code is quoted beside the Python lines.
+    """
+    deep = [(f"g{n}", "x.so") for n in range(5)]
+    spin = main(USER, native=MATCH, activity=STAYS)
+    lock = main(USER, native=[*deep, ("ncclCommInitRank", "x.so"), EVAL])
+
+    assert (
+        "native: sre_ucs1_match ← sre_search ← train (/home/me/train.py:3)"
+        == view(spin).quote
+    )
+    assert (
+        "native: g0 ← g1 ← g2 ← … ← ncclCommInitRank ← …"
+        " ← train (/home/me/train.py:3)" == view(lock).quote
+    )
+
+
+def test_native_function():
+    """
+    Of code that does not return the function is named, and nobody is sent
+    to look for it again; without it, nothing is claimed.
+    """
+    nameless = [("??", ""), *MATCH]
+
+    def said(native, **changes):
+        process = ProcessStacks(
+            pid=1,
+            source="",
+            threads=(main(USER, native=native, activity=STAYS, **changes),),
+            rank=0,
+        )
+        return explain_stacks([process])[0]
+
+    named, known = said(nameless), said([("long_add", "python3.11"), EVAL])
+    plain = said([], owns_gil=False)
+
+    assert (
+        "rank 0 is running native code (sre_ucs1_match) that does not return"
+        " in train (train.py:3)" == named.summary
+    )
+    assert "--native" not in named.remedy
+    assert "is running Python code (long_add)" in known.summary
+    assert (
+        "rank 0 is in native code in train (train.py:3) at every look"
+        == plain.summary
+    )
+    assert "possible" == plain.confidence
+    assert "--native" in plain.remedy
+
+
+def test_unknown_native():
+    """
+    Of code that no rule knows, native stacks are not asked for twice.
+    """
+    got = view(main(USER, native=[("f", "x.so"), EVAL]))
+
+    assert Cause.UNKNOWN is got.cause
+    assert "look at the code at this line" == got.remedy
+
+
 def test_native_alone():
     """
     Without a line of Python there is no line of the user; the function is
@@ -539,8 +604,8 @@ class TestRunning:
         ("has_new", "motion", "doing"),
         [
             (True, Motion.MOVING, "is running native code, again and again"),
-            (False, Motion.SPINNING, "native code that does not return"),
-            (None, Motion.SPINNING, "native code that does not return"),
+            (False, Motion.SPINNING, "is in native code"),
+            (None, Motion.SPINNING, "is in native code"),
         ],
     )
     def test_native_code_that_returns(self, has_new, motion, doing):

@@ -20,13 +20,14 @@ from .around import (
     outside_of,
     uses_gpu,
 )
+from .computing import computing_of, is_computing, looks_of, remedy_of
 from .gil import find_gil_trouble
 from .line import is_of_user, location_of, note_of, python_line
 from .matching import Matcher, Sight
 from .model import ProcessStacks, ThreadStack
 from .motion import Motion, motion_of, wakes_per_s
 from .places import user_frame, where
-from .rules import RuleBook, read_rules
+from .rules import DOING, RuleBook, read_rules
 from .running import IsInLoop, cause_of_running
 from .source import ReadLine, SourceLines
 from .telling import (
@@ -203,13 +204,19 @@ class Looker:
         self, process: ProcessStacks, said: Said, main: Said
     ) -> ProcessView:
         cause = said.cause
-        doing = self._doing(said)
+        doing, of_many = self._doing(said), ""
+        note = note_of(said)
+        if self._computes(said):
+            # Ranks in the same line need not be in the same function.
+            of_many = computing_of(said, with_name=False)
+            note = looks_of(said)
         confidence: Confidence = (
             said.rule.confidence if said.rule else "likely"
         )
         remedy = said.rule.remedy if said.rule else ""
         if cause in _BLOCKS_LOOP and is_in_loop(said.thread):
             doing = f"is blocking its event loop: it {doing}"
+            of_many = ""
             if said.motion is Motion.UNKNOWN and cause in _MAY_BE_SHORT:
                 confidence = "possible"
             cause, remedy = Cause.EVENT_LOOP_STALL, ""
@@ -218,14 +225,15 @@ class Looker:
             process=process,
             cause=cause,
             doing=doing,
+            doing_of_many=of_many,
             thread=said.thread,
             frame=said.frame,
             location=location_of(process, said, main),
             motion=said.motion,
             confidence=confidence,
-            remedy=remedy or self.book.remedy.get(cause, ""),
+            remedy=remedy or remedy_of(said, self.book.remedy.get(cause, "")),
             rule=said.rule.name if said.rule else "",
-            note=note_of(said),
+            note=note,
             evidence=(evidence_of(process, main.thread, main.frame),)
             if main is not said
             else (),
@@ -235,9 +243,15 @@ class Looker:
         if said.rule is not None and said.rule.doing:
             return said.rule.doing
 
-        if said.cause is Cause.NATIVE_SPIN and said.motion is Motion.MOVING:
-            return "is running native code, again and again"
+        if self._computes(said):
+            return computing_of(said)
         return self.book.doing.get(said.cause or Cause.UNKNOWN, "")
+
+    def _computes(self, said: Said) -> bool:
+        # Words of the user come before ours.
+        cause = said.cause or Cause.UNKNOWN
+        is_ours = self.book.doing.get(cause) == DOING.get(cause)
+        return is_ours and is_computing(said)
 
     def _of_gil(
         self, process: ProcessStacks, gil: tuple[ThreadStack, str, Confidence]

@@ -4,14 +4,12 @@ Which rule fits this thread?
 
 from __future__ import annotations
 
-import re
-
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 from .model import StackFrame, ThreadStack
 from .motion import is_running
-from .places import is_native, last_name
+from .places import called_natively, is_native, last_name
 from .rules import Rule, RuleBook
 from .source import ReadLine
 
@@ -20,10 +18,6 @@ __all__ = ["Matcher", "Sight"]
 
 _MOST_PATH = 300
 _MOST_FRAMES = 500
-_INTERPRETER = re.compile(
-    r"^(_?PyEval_(EvalFrame\w*|EvalCode\w*|Vector)|_PyFunction_Vectorcall"
-    r"|PyEval_EvalCode|py_trampoline_evaluator|_PyEval_EvalFrame\w*)"
-)
 
 Hit = tuple[Rule, StackFrame]
 
@@ -55,7 +49,7 @@ class Sight:
         self._read_line = read_line
         frames = thread.frames[:_MOST_FRAMES]
         self.python = tuple(f for f in frames if not is_native(f))[:outside]
-        self.natives = tuple(_inner(thread.native or frames))
+        self.natives = tuple(called_natively(thread.native or frames))
 
     @cached_property
     def places(self) -> Sequence[tuple[str, str]]:
@@ -146,7 +140,8 @@ class Matcher:
             if not is_native(f)
         ]
         natives = [
-            f.name[:_MOST_PATH] for f in _inner(thread.native or frames)
+            f.name[:_MOST_PATH]
+            for f in called_natively(thread.native or frames)
         ]
         for helper in self.book.helpers:
             if helper.thread and helper.thread.fullmatch(thread.name):
@@ -236,13 +231,3 @@ def _is_in_place(rule: Rule, sight: Sight) -> bool:
 
 def _path(filename: str) -> str:
     return filename[-_MOST_PATH:].replace("\\", "/")
-
-
-def _inner(frames: Iterable[StackFrame]) -> Iterable[StackFrame]:
-    """
-    What the innermost function of Python called in native code.
-    """
-    for frame in frames:
-        if not is_native(frame) or _INTERPRETER.match(frame.name):
-            return
-        yield frame

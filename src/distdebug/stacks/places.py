@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import sys
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 from ..findings import Location
@@ -18,6 +18,7 @@ from .model import StackFrame
 
 
 __all__ = [
+    "called_natively",
     "is_native",
     "is_plumbing",
     "is_users",
@@ -66,6 +67,11 @@ _NATIVE = re.compile(
     r"|(^|/)(python|pypy)\d[\d.]*$|^$"
 )
 
+_INTERPRETER = re.compile(
+    r"^(_?PyEval_(EvalFrame\w*|EvalCode\w*|Vector)|_PyFunction_Vectorcall"
+    r"|PyEval_EvalCode|py_trampoline_evaluator|_PyEval_EvalFrame\w*)"
+)
+
 
 def is_native(frame: StackFrame) -> bool:
     """
@@ -91,6 +97,19 @@ def last_name(name: str) -> str:
         name: As the tool gives it.
     """
     return name[:_MOST_NAME].partition("@")[0].rpartition(".")[2]
+
+
+def called_natively(frames: Iterable[StackFrame]) -> Iterator[StackFrame]:
+    """
+    Find what the innermost function of Python called in native code.
+
+    Args:
+        frames: Innermost first.
+    """
+    for frame in frames:
+        if not is_native(frame) or _INTERPRETER.match(frame.name):
+            return
+        yield frame
 
 
 def is_users(frame: StackFrame) -> bool:

@@ -4,14 +4,20 @@ What is known of a process once it was looked at?
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from operator import attrgetter
+
 import attrs
 
 from ..findings import Cause, Confidence, Evidence, Location
 from .model import ProcessStacks, StackFrame, ThreadStack
 from .motion import Motion
+from .places import called_natively
 
 
 __all__ = ["ProcessView", "evidence_of", "quote_of"]
+
+_MOST_QUOTED = 3
 
 
 @attrs.frozen(kw_only=True)
@@ -78,14 +84,40 @@ def quote_of(thread: ThreadStack | None, frame: StackFrame | None) -> str:
         thread: Whose stack.
 
         frame: The telling line.
+
+    Returns:
+        What it waits for in the kernel, what a second tool saw of its native
+        code, and its lines.
     """
     frames = (thread.frames or thread.native) if thread else ()
-    quoted = [str(f) for f in frames[:3]]
-    if frame is not None and frame not in frames[:3]:
-        quoted += ["…", str(frame)] if frame in frames[4:] else [str(frame)]
+    quoted = _quoted(frames, frame)
+    native = ()
+    if thread and thread.frames and thread.native:
+        native = tuple(called_natively(thread.native))
+    if native:
+        own = frame if frame in native else None
+        outer = frame if own is None else None
+        inner = " ← ".join(_quoted(native, own, names=True))
+        more = " ← …" if len(native) > _MOST_QUOTED else ""
+        quoted = [f"native: {inner}{more}", *_quoted(frames, outer)]
     if thread and thread.system_call and thread.system_call.name != "running":
         quoted.insert(0, str(thread.system_call))
     return " ← ".join(quoted)
+
+
+def _quoted(
+    frames: Sequence[StackFrame],
+    frame: StackFrame | None,
+    *,
+    names: bool = False,
+) -> list[str]:
+    write = attrgetter("name") if names else str
+    inner = frames[:_MOST_QUOTED]
+    quoted = [write(f) for f in inner]
+    if frame is not None and frame not in inner:
+        is_far = frame in frames[_MOST_QUOTED + 1 :]
+        quoted += ["…", write(frame)] if is_far else [write(frame)]
+    return quoted
 
 
 def evidence_of(
