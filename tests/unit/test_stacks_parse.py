@@ -355,3 +355,63 @@ class TestModel:
         """
         assert "f (a.py:3)" == str(StackFrame("f", "a.py", 3))
         assert "f (lib.so)" == str(StackFrame("f", "lib.so", 0))
+
+
+def bare(pid, thread_id, name, **changes):
+    """
+    A thread as py-spy writes it, with one line.
+    """
+    line = {"name": "f", "filename": "a.py", "line": 1}
+    return {
+        "pid": pid,
+        "thread_id": thread_id,
+        "os_thread_id": thread_id,
+        "thread_name": name,
+        "frames": [line],
+        **changes,
+    }
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_told_once(first):
+    """
+    What one thread tells of its process holds for all threads of it.
+    """
+    threads = [bare(7, 7, "MainThread"), bare(7, 8, "worker")]
+    threads[first]["process_info"] = {"command_line": "train.py", "rank": 3}
+
+    (process,) = parse_stacks(json.dumps(threads))
+
+    assert ("train.py", 3) == (process.command, process.rank)
+    assert [7, 8] == [t.thread_id for t in process.threads]
+    assert "MainThread" == process.main_thread.name
+
+
+def test_no_rank():
+    """
+    No job has so many ranks.
+    """
+    info = {"command_line": "a", "rank": 1 << 32}
+    forged = [bare(7, 7, "MainThread", process_info=info)]
+
+    (process,) = parse_stacks(json.dumps(forged))
+
+    assert process.rank is None
+
+
+def test_endless_stack():
+    """
+    Of a stack without end the innermost lines are kept.
+    """
+    line = '  File "a.py", line {} in f\n'
+    text = "Current thread 0x0000000000000001 (most recent call first):\n"
+    text += "".join(line.format(n + 1) for n in range(5000))
+    frame = {"name": "f", "filename": "a.py", "line": 1}
+    data = [bare(7, 7, "MainThread", frames=[frame] * 5000)]
+
+    (one,) = parse_stacks(text)
+    (other,) = parse_stacks(json.dumps(data))
+
+    assert 4096 == len(one.threads[0].frames)
+    assert 1 == one.threads[0].frames[0].line
+    assert 4096 == len(other.threads[0].frames)

@@ -62,9 +62,8 @@ def rank(number, lines=(), **changes):
         ),
     )
     values = {"pid": 100 + (number or 0), "rank": number, **changes}
-    return ProcessStacks(
-        source="s", threads=threads if lines else (), **values
-    )
+    values.setdefault("threads", threads if lines else ())
+    return ProcessStacks(source="s", **values)
 
 
 def ranks(numbers, lines, **changes):
@@ -147,6 +146,25 @@ class TestState:
         ] == causes
         assert "read(/nfs/x)" in explain(stuck)[0].summary
         assert "certain" == explain(stuck)[0].confidence
+
+    def test_main_thread_ended(self):
+        """
+        A process lives as long as one of its threads, also if nobody saw
+        what that does.
+        """
+        main = ThreadStack(name="", frames=(), is_main=True, state="Z")
+        other = ThreadStack(name="x", frames=(), thread_id=9, state="S")
+        works = attrs.evolve(
+            other, frames=tuple(StackFrame(*line) for line in SLEEP)
+        )
+
+        (unseen,) = explain(rank(0, threads=(main, other), state="Z"))
+        (seen,) = explain(rank(0, threads=(main, works), state="Z"))
+
+        assert Cause.UNKNOWN is unseen.cause
+        assert "has ended its main thread, but not all" in unseen.summary
+        assert Cause.SLEEPING is seen.cause
+        assert "(its main thread has ended)" in seen.summary
 
     def test_and_others(self):
         """

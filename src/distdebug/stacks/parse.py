@@ -18,11 +18,12 @@ import attrs
 
 from ..findings import Missing
 from .files import is_captured, read_text, stack_files_in
+from .formats.calls import MOST_FRAMES
 from .formats.headings import name_heading
 from .formats.pyspy_json import parse_json
 from .formats.text import UNKNOWN, parse_interrupted, parse_text
 from .join import join_processes
-from .model import ProcessStacks
+from .model import ProcessStacks, ThreadStack
 
 
 __all__ = ["StackFiles", "parse_stacks", "read_stack_files", "read_stacks"]
@@ -217,6 +218,7 @@ def _named(
         yield attrs.evolve(
             process,
             source=source,
+            threads=tuple(map(_short, process.threads)),
             host=process.host or named.host,
             pid=(
                 named.pid
@@ -229,6 +231,17 @@ def _named(
                 else process.rank
             ),
         )
+
+
+def _short(thread: ThreadStack) -> ThreadStack:
+    if max(len(thread.frames), len(thread.native)) <= MOST_FRAMES:
+        return thread
+
+    return attrs.evolve(
+        thread,
+        frames=thread.frames[:MOST_FRAMES],
+        native=thread.native[:MOST_FRAMES],
+    )
 
 
 def _newest(found: list[_Found]) -> Iterator[ProcessStacks]:

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import attrs
+
 from ..findings import Cause, Confidence
 from .model import ProcessStacks, ThreadStack
 from .places import user_frame, where
@@ -13,7 +15,7 @@ from .rules import RuleBook
 from .view import ProcessView
 
 
-__all__ = ["state_view"]
+__all__ = ["outlived_view", "state_view"]
 
 # So long a disk may take, if it is busy.
 _SLOW_S = 1.0
@@ -49,6 +51,33 @@ def state_view(process: ProcessStacks, book: RuleBook) -> ProcessView | None:
         confidence=confidence,
         remedy=book.remedy.get(cause, ""),
     )
+
+
+def outlived_view(
+    process: ProcessStacks, view: ProcessView | None, book: RuleBook
+) -> ProcessView | None:
+    """
+    Add that the main thread of a process has ended, and others have not.
+
+    Args:
+        process: The process.
+
+        view: What its threads tell, if they tell anything.
+
+        book: Says what to do about it.
+    """
+    if process.state != "Z" or not _has_life(process.threads):
+        return view
+
+    if view is None:
+        return ProcessView(
+            process=process,
+            cause=Cause.UNKNOWN,
+            doing="has ended its main thread, but not all others",
+            remedy=book.remedy.get(Cause.UNKNOWN, ""),
+        )
+    note = f"{view.note} (its main thread has ended)".strip()
+    return attrs.evolve(view, note=note)
 
 
 def _cause(process: ProcessStacks) -> tuple[Cause, str, Confidence] | None:

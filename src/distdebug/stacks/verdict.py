@@ -20,7 +20,7 @@ from .model import ProcessStacks
 from .motion import Motion
 from .operation import operation_of
 from .progress import judge_progress
-from .state import state_view
+from .state import outlived_view, state_view
 from .view import ProcessView
 from .wording import finding, say, say_waiting
 from .workers import with_workers
@@ -83,7 +83,10 @@ def views_of(
     for process in family.ranks:
         if (state := state_view(process, looker.book)) is not None:
             gone.append(state)
-        elif (view := looker.explain(process)) is not None:
+            continue
+        view = looker.explain(process)
+        view = outlived_view(process, view, looker.book)
+        if view is not None:
             joined = with_workers(view, family, looker)
             views.append(with_kernels(joined, looker.book))
     return gone, views

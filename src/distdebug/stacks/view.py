@@ -91,7 +91,7 @@ def quote_of(thread: ThreadStack | None, frame: StackFrame | None) -> str:
     """
     frames = (thread.frames or thread.native) if thread else ()
     quoted = _quoted(frames, frame)
-    native = ()
+    native: Sequence[StackFrame] = ()
     if thread and thread.frames and thread.native:
         native = tuple(called_natively(thread.native))
     if native:

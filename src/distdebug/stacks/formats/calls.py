@@ -20,6 +20,7 @@ from ..model import StackFrame
 
 __all__ = [
     "MOST_CODE",
+    "MOST_FRAMES",
     "MOST_LINE",
     "MOST_NAME",
     "looks_native",
@@ -31,6 +32,8 @@ __all__ = [
 
 MOST_CODE = 500
 MOST_NAME = 4096
+# Of one thread.
+MOST_FRAMES = 4096
 MOST_LINE = 1 << 14
 
 _CODE_OF_C = re.compile(

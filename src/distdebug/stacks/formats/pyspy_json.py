@@ -23,7 +23,7 @@ from ..model import (
     ThreadActivity,
     ThreadStack,
 )
-from .calls import MOST_CODE, MOST_NAME, make_frame
+from .calls import MOST_CODE, MOST_FRAMES, MOST_NAME, make_frame
 from .gil import wants_gil
 from .headings import coordinates_of
 
@@ -33,6 +33,7 @@ __all__ = ["parse_json"]
 # A line on which a list of threads begins.
 _BEGIN = re.compile(r"^\[\s*\{", re.MULTILINE)
 _DECODER = json.JSONDecoder()
+_MOST_RANKS = 1 << 31  # more than any job will have
 _MOST_NUMBER = 1 << 64  # thread ids are unsigned
 
 # What comes of taking a document for something that it is not.
@@ -61,8 +62,9 @@ def parse_json(text: str) -> tuple[ProcessStacks, ...]:
     """
     try:
         by_pid: dict[object, list[Any]] = {}
-        for data in (t for document in _documents(text) for t in document):
-            by_pid.setdefault(_key(data), []).append(data)
+        for document in _documents(text):
+            for key, data in _by_process(document):
+                by_pid.setdefault(key, []).append(data)
         return tuple(map(_process, by_pid.values()))
     except _MALFORMED as exc:
         msg = f"not what py-spy writes: {type(exc).__name__}: {exc}"
@@ -79,14 +81,30 @@ def _documents(text: str) -> Iterator[Any]:
         start = _BEGIN.search(text, end)
 
 
-def _key(data: Mapping[str, Any]) -> object:
-    info = data.get("process_info") or {}
-    return _number(data["pid"]), str(info.get("command_line"))
+def _by_process(
+    document: Sequence[Mapping[str, Any]],
+) -> Iterator[tuple[object, Mapping[str, Any]]]:
+    """
+    The threads of a document, with what tells their processes apart.
+
+    Numbers occur again in other containers; what was written of a process
+    may stand at one thread only, and then holds for all with its number.
+    """
+    commands: dict[int, str] = {}
+    for data in document:
+        if info := data.get("process_info"):
+            command = str(info.get("command_line"))
+            commands.setdefault(_number(data["pid"]), command)
+    for data in document:
+        pid = _number(data["pid"])
+        if info := data.get("process_info"):
+            commands[pid] = str(info.get("command_line"))
+        yield (pid, commands.get(pid, "None")), data
 
 
 def _process(threads: Sequence[Mapping[str, Any]]) -> ProcessStacks:
-    # What is told of a process stands at its first thread.
-    info = threads[0].get("process_info") or {}
+    told = (i for t in threads if (i := t.get("process_info")))
+    info: Mapping[str, Any] = next(told, {})
     parent = info.get("parent") or {}
     command = str(info.get("command_line") or "")
     places = info.get("coordinates")
@@ -96,8 +114,8 @@ def _process(threads: Sequence[Mapping[str, Any]]) -> ProcessStacks:
         threads=()
         if info.get("threads") == 0
         else tuple(map(_thread, threads)),
-        rank=_optional(info.get("rank")),
-        world_size=_optional(info.get("world_size")),
+        rank=_rank(info.get("rank")),
+        world_size=_rank(info.get("world_size")),
         coordinates=coordinates_of(command)
         if places is None
         else tuple((_word(name), _number(at)) for name, at in places),
@@ -140,7 +158,7 @@ def _thread(data: Mapping[str, Any]) -> ThreadStack:
 
 
 def _frames(data: Sequence[Mapping[str, Any]]) -> tuple[StackFrame, ...]:
-    return tuple(map(_frame, data))
+    return tuple(map(_frame, data[:MOST_FRAMES]))
 
 
 def _frame(data: Mapping[str, Any]) -> StackFrame:
@@ -189,6 +207,11 @@ def _word(value: Any) -> str:
 
 def _optional(value: Any) -> int | None:
     return None if value is None else _number(value)
+
+
+def _rank(value: Any) -> int | None:
+    number = _optional(value)
+    return None if number is None or number > _MOST_RANKS else number
 
 
 def _number(value: Any) -> int:
