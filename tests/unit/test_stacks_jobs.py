@@ -4,11 +4,14 @@ Telling the jobs of a node from each other.
 
 from __future__ import annotations
 
+import attrs
+
+from distdebug.stacks.explain import explain_stacks
 from distdebug.stacks.jobs import split_jobs
-from distdebug.stacks.model import ProcessStacks
+from distdebug.stacks.model import ProcessStacks, StackFrame, ThreadStack
 
 
-def process(pid, *, job="", rank=None, parent=1, host="n1"):
+def process(pid, *, job="", rank=None, parent=1, host="n1", role=""):
     """
     A process of some job.
     """
@@ -20,6 +23,7 @@ def process(pid, *, job="", rank=None, parent=1, host="n1"):
         rank=rank,
         parent_pid=parent,
         host=host,
+        role=role,
     )
 
 
@@ -85,3 +89,96 @@ def test_only_job():
     )
 
     assert {"a": [10, 10], "": [11]} == pids(jobs)
+
+
+def twins():
+    """
+    Two servers with two ranks each, and what belongs to them.
+    """
+    return [
+        process(pid + n, rank=n, parent=pid, role="rank")
+        for pid in (100, 200)
+        for n in (1, 2)
+    ]
+
+
+def test_twins():
+    """
+    Where a rank is there twice, and nothing names a job, parents do.
+    """
+    others = [
+        process(100),
+        process(103, rank=1, parent=101, role="rank"),
+        process(104, parent=103),
+        process(300),
+        process(400, parent=401),
+        process(401, parent=400),
+    ]
+
+    jobs = split_jobs([*twins(), *others])
+
+    assert {
+        "of parent 100": [101, 102, 100, 103, 104],
+        "of parent 200": [201, 202],
+        "": [300, 400, 401],
+    } == pids(jobs)
+
+
+def test_twins_on_two_nodes():
+    """
+    A number of a process may occur on another node, too.
+    """
+    there = [attrs.evolve(p, host="n2") for p in twins()[:2]]
+
+    jobs = split_jobs([*twins()[:2], *there])
+
+    assert {
+        "of parent 100 on n1": [101, 102],
+        "of parent 100 on n2": [101, 102],
+    } == pids(jobs)
+
+
+def test_ranks_of_several_nodes():
+    """
+    Ranks of one job stay together, whoever started them.
+    """
+    known = [
+        process(10, rank=0, parent=5, role="rank"),
+        process(10, rank=1, parent=6, role="rank", host="n2"),
+    ]
+
+    assert {"": [10, 10]} == pids(split_jobs(known))
+
+
+def test_twins_of_one_parent():
+    """
+    Twins with the same parent cannot be told apart.
+    """
+    known = [
+        process(10, rank=0, parent=5, role="rank"),
+        process(11, rank=0, parent=5, role="rank"),
+        process(12, rank=0, parent=None, role="rank"),
+    ]
+
+    assert {"": [10, 11, 12]} == pids(split_jobs(known))
+
+
+def test_twins_are_judged_apart():
+    """
+    Nobody waits for the rank of another server, and all are counted.
+    """
+    wait = ("all_reduce", "torch/distributed/distributed_c10d.py", 1)
+    lines = (StackFrame(*wait), StackFrame("train", "a.py", 3))
+    thread = ThreadStack(name="", frames=lines, is_main=True)
+    known = [attrs.evolve(p, threads=(thread,)) for p in twins()]
+
+    apart = explain_stacks(known)
+    (together,) = explain_stacks(
+        [attrs.evolve(p, parent_pid=None) for p in known]
+    )
+
+    assert [
+        "job of parent 100: ranks 1-2 are",
+        "job of parent 200: ranks 1-2 are",
+    ] == [f.summary.partition(" waiting")[0] for f in apart]
+    assert together.summary.startswith("4 processes of ranks 1-2 are waiting")

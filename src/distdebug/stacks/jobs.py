@@ -2,17 +2,22 @@
 Which processes belong to the same job?
 
 On a node there may be several jobs, each with a rank 0.  Nobody waits for a
-rank of another job.
+rank of another job.  If nothing names the jobs, but a rank is there twice, then
+those with the same parent are taken for one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from .model import ProcessStacks
 
 
 __all__ = ["split_jobs"]
+
+_MOST_ANCESTORS = 16
+
+_Place = tuple[str | None, int]
 
 
 def split_jobs(
@@ -28,8 +33,9 @@ def split_jobs(
         processes: The processes of any number of jobs.
 
     Returns:
-        The processes of each job, by what tells it from others; ``""`` if
-        nothing does.  The order is that of *processes*.
+        The processes of each job, by what tells it from others, such as
+        ``"of parent 4711"``; ``""`` if nothing does.  The order is that of
+        *processes*.
     """
     known = tuple(processes)
     names = {(p.host, p.pid): p.job for p in known if p.job}
@@ -46,7 +52,70 @@ def split_jobs(
         if not name and process.rank is not None:
             name = only
         jobs.setdefault(name, []).append(process)
-    return {name: tuple(members) for name, members in jobs.items()}
+    split = {name: tuple(members) for name, members in jobs.items()}
+    if _has_twins(nameless := split.get("", ())):
+        del split[""]
+        split.update(_by_parent(nameless))
+    return split
+
+
+def _has_twins(processes: Iterable[ProcessStacks]) -> bool:
+    ranks = [p.rank for p in _ranks(processes)]
+    return len(ranks) > len(set(ranks))
+
+
+def _ranks(processes: Iterable[ProcessStacks]) -> list[ProcessStacks]:
+    """
+    Those that are ranks themselves; their children may carry their number.
+    """
+    known = [p for p in processes if p.role == "rank" and p.rank is not None]
+    places = {(p.host, p.pid) for p in known}
+    return [p for p in known if (p.host, p.parent_pid) not in places]
+
+
+def _by_parent(
+    processes: Sequence[ProcessStacks],
+) -> dict[str, tuple[ProcessStacks, ...]]:
+    """
+    Sort ranks by who started them, and the others by whose relatives they are.
+    """
+    names: dict[_Place, str] = {}
+    has_hosts = len({p.host for p in processes}) > 1
+    for rank in _ranks(processes):
+        if rank.parent_pid is not None:
+            host = f" on {rank.host}" if has_hosts and rank.host else ""
+            name = f"of parent {rank.parent_pid}{host}"
+            names[rank.host, rank.pid] = name
+            names[rank.host, rank.parent_pid] = name
+    if len(set(names.values())) < 2:
+        return {"": tuple(processes)}
+
+    parents = {(p.host, p.pid): p.parent_pid for p in processes}
+    split: dict[str, list[ProcessStacks]] = {}
+    for process in processes:
+        split.setdefault(_inherited(process, parents, names), []).append(
+            process
+        )
+    return {name: tuple(members) for name, members in split.items()}
+
+
+def _inherited(
+    process: ProcessStacks,
+    parents: Mapping[_Place, int | None],
+    names: Mapping[_Place, str],
+) -> str:
+    """
+    The name of the job of a process, or of its nearest ancestor that has one.
+    """
+    pid: int | None = process.pid
+    # Hostile files may name each other as parents.
+    for _ in range(_MOST_ANCESTORS):
+        if pid is None:
+            break
+        if name := names.get((process.host, pid)):
+            return name
+        pid = parents.get((process.host, pid))
+    return ""
 
 
 def _name(

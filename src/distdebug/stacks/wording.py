@@ -31,9 +31,11 @@ def names_of(processes: Iterable[ProcessStacks]) -> str:
     others = [p for p in known if p.rank is None]
     parts = []
     if ranks:
-        parts.append(
-            f"{'ranks' if len(ranks) > 1 else 'rank'} {fold_ranks(ranks)}"
-        )
+        word = "ranks" if len(ranks) > 1 else "rank"
+        total = len(known) - len(others)
+        # A number may occur in several jobs that nothing tells apart.
+        many = f"{total} processes of " if total > len(ranks) else ""
+        parts.append(f"{many}{word} {fold_ranks(ranks)}")
     if others:
         names = ", ".join(_name(p) for p in others[:_MOST_NAMES])
         more = len(others) - _MOST_NAMES
