@@ -4,6 +4,7 @@ Rules about stacks, as data.
 
 from __future__ import annotations
 
+import os
 import pickle
 
 import pytest
@@ -12,6 +13,7 @@ from distdebug.errors import RulesError
 from distdebug.findings import Cause
 from distdebug.stacks.explain import explain_stacks
 from distdebug.stacks.model import ProcessStacks, StackFrame, ThreadStack
+from distdebug.stacks.patterns import check_pattern
 from distdebug.stacks.rules import DOING, load_rules, read_rules
 
 
@@ -85,6 +87,13 @@ BAD = [
     ("[[rule]]\ncause = 'sleeping'\nfunction = '(a+)+'", "must be plain"),
     ("[[rule]]\ncause = 'sleeping'\nfunction = '(a|ab)*'", "must be plain"),
     ("[[rule]]\ncause = 'sleeping'\nfunction = '(a?){9,}'", "must be plain"),
+    ("rule = [1, 2]", "rule 1: not a table: 1"),
+    ("[[rule]]\ncause = 'sleeping'\nfile = 'a'\nwithin = 0", "within"),
+    ("[[rule]]\ncause = 'sleeping'\nfile = 'a'\nwithin = true", "within"),
+    ("[[rule]]\ncause = 'sleeping'\nfile = 'a'\nwakes = -1", "wakes"),
+    ("[[rule]]\ncause = 'sleeping'\nfile = 'a'\nwakes = nan", "wakes"),
+    ("[[rule]]\ncause = 'sleeping'\nfile = 'a'\nwakes = inf", "wakes"),
+    (f"[[rule]]\ncause = 'idle'\nfile = 'a'\nwakes = 1{'0' * 400}", "wakes"),
     ("[[rule]]\ncause = 'sleeping'\nfunction = '.*.*.*.*.*x'", "plain"),
     (f"[[rule]]\ncause = 'sleeping'\nfile = '{'a' * 3000}'", "longer than"),
     ("[[rule]]\ncause = 'sleeping'\nfile = 3", "wrong type: 3"),
@@ -128,7 +137,10 @@ def test_unreadable(tmp_path, monkeypatch):
     large = write(tmp_path, "#" * 100)
     monkeypatch.setattr("distdebug.stacks.rules._MOST_BYTES", 50)
 
-    for file in (tmp_path / "none", binary, large):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+
+    for file in (tmp_path / "none", binary, large, pipe, tmp_path):
         with pytest.raises(RulesError):
             load_rules(file)
 
@@ -145,3 +157,50 @@ def test_plain(tmp_path, text):
     )
 
     assert 1 == len(load_rules(file).rules)
+
+
+EXPLODES = [
+    "(?:a{1,30}){1,30}$",
+    "(a?){40}a{40}",
+    "(a|aa){1,60}",
+    "(?:a|a|a){60}$",
+    "(?:a?a?){30}$",
+    "([a]{1,60}){1,60}$",
+    "(?x)(a +) + $",
+    "a?" * 60 + "a" * 60,
+    "(a|aa)" * 40,
+    ".{0,8}" * 10 + "x",
+    "(?=(a+)+)b",
+    "(?>(a+)+)b",
+    "(a)?(?(1)b+|c+)+x",
+    ".*.*.*.*x",
+    "(" * 40 + "a" + ")" * 40,
+    "(" * 900 + "a" + ")" * 900,
+    "a{99999999999}",
+]
+
+
+@pytest.mark.parametrize("text", EXPLODES)
+def test_explodes(text):
+    """
+    Patterns that may take for ever are refused.
+    """
+    with pytest.raises(ValueError, match="pattern"):
+        check_pattern(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"(^|/)my_lib/(data|model)/.*\.py$",
+        r"_?save_(checkpoint|pretrained|sharded)\w*",
+        r"(?!torch)\w+::(read|write)@.{3}",
+        r"(a)?(?(1)b|c)",
+        r"(?>ab)+",
+    ],
+)
+def test_does_not_explode(text):
+    """
+    Those that people write are taken.
+    """
+    check_pattern(text)

@@ -1,0 +1,103 @@
+"""
+Does a pattern of the user end in bounded time?
+
+Matching tries one way after the other.  Those that a pattern allows are
+counted, and too many are refused: also some that would be harmless.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from collections.abc import Iterable
+from typing import Any
+
+
+__all__ = ["check_pattern"]
+
+_MOST_PATTERN = 2000
+_MOST_DEPTH = 20
+_MOST_REPEATS = 12
+# Texts to search in are about as long.
+_LONGEST = 300
+_MOST_WAYS = _LONGEST**3
+
+# How the library names what a pattern is made of.
+_REPEATS = frozenset({"MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"})
+_GROUPS = frozenset({"SUBPATTERN", "ATOMIC_GROUP", "ASSERT", "ASSERT_NOT"})
+
+
+def check_pattern(text: str) -> None:
+    """
+    Does matching this pattern end in bounded time?
+
+    Args:
+        text: A regular expression.
+
+    Raises:
+        ValueError: It may not, or it is no regular expression.
+    """
+    if len(text) > _MOST_PATTERN:
+        msg = f"pattern longer than {_MOST_PATTERN} characters"
+        raise ValueError(msg)
+    try:
+        tree = re._parser.parse(text)  # type: ignore[attr-defined]  # noqa: SLF001 nothing else tells
+    except (re.error, OverflowError, RecursionError) as exc:
+        msg = f"pattern {text!r:.60}: {exc}"
+        raise ValueError(msg) from None
+
+    counter = _Counter()
+    ways = counter.of_sequence(tree, 0)
+    if ways > _MOST_WAYS or counter.repeats > _MOST_REPEATS:
+        msg = (
+            f"pattern {text!r:.60}: too many ways to match; a repeated group "
+            f"must be plain, and at most {_MOST_REPEATS} things repeated"
+        )
+        raise ValueError(msg)
+
+
+class _Counter:
+    """
+    Counts in how many ways parts of a pattern may match, and the repeats.
+    """
+
+    def __init__(self) -> None:
+        self.repeats = 0
+
+    def of_sequence(self, parts: Iterable[Any], depth: int) -> float:
+        """
+        Each way of one part goes with each of the next.
+        """
+        if depth > _MOST_DEPTH:
+            return math.inf
+        return math.prod(self._of_part(part, depth) for part in parts)
+
+    def _of_part(self, part: tuple[Any, Any], depth: int) -> float:
+        kind, body = str(part[0]), part[1]
+        if kind in _REPEATS:
+            return self._of_repeat(body, depth)
+        if kind in _GROUPS:
+            inner = body if kind == "ATOMIC_GROUP" else body[-1]
+            return self.of_sequence(inner, depth + 1)
+        if kind == "BRANCH":
+            return sum(self.of_sequence(b, depth + 1) for b in body[1])
+        if kind == "GROUPREF_EXISTS":
+            choices = (b for b in body[1:] if b is not None)
+            return sum(self.of_sequence(b, depth + 1) for b in choices)
+        return 1
+
+    def _of_repeat(
+        self, repeat: tuple[int, int, Iterable[Any]], depth: int
+    ) -> float:
+        least, most, body = repeat
+        ways = self.of_sequence(body, depth + 1)
+        if int(least) == int(most) and ways == 1:
+            return 1
+
+        self.repeats += 1
+        if int(most) <= 1:
+            return 1 + ways
+        if ways > 1:
+            return math.inf
+        return max(min(int(most), _LONGEST) - int(least), 0) + 1
