@@ -131,8 +131,8 @@ def _add_look_options(parser: argparse.ArgumentParser) -> None:
         type=positive_seconds,
         default=180.0,
         metavar="S",
-        help="be done after so many seconds, whatever happens "
-        "(default: %(default)g)",
+        help="be done after so many seconds, whatever happens; only tools that "
+        "have to be killed take a few more (default: %(default)g)",
     )
     how.add_argument(
         "--output-dir",
