@@ -147,6 +147,32 @@ class TestState:
         assert "read(/nfs/x)" in explain(stuck)[0].summary
         assert "certain" == explain(stuck)[0].confidence
 
+    @pytest.mark.parametrize(
+        ("is_stuck", "changes"),
+        [
+            (True, {"activity": STILL}),
+            (True, {"activity": STILL, "idle_s": 0.5}),
+            (True, {"idle_s": 3.0}),
+            (False, {"activity": attrs.evolve(STILL, cpu_s=0.001)}),
+            (False, {"activity": attrs.evolve(STILL, involuntary=1)}),
+            (False, {"activity": attrs.evolve(STILL, has_moved=True)}),
+            (
+                False,
+                {
+                    "activity": attrs.evolve(STILL, seconds=0.2),
+                    "idle_s": 0.3,
+                },
+            ),
+        ],
+    )
+    def test_busy_disk(self, is_stuck, changes):
+        """
+        Who ran in between was not kept by the kernel all the time.
+        """
+        (got,) = explain(rank(0, [USER], state="D", **changes))
+
+        assert is_stuck is (Cause.UNINTERRUPTIBLE is got.cause)
+
     def test_main_thread_ended(self):
         """
         A process lives as long as one of its threads, also if nobody saw

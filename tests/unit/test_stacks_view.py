@@ -840,3 +840,110 @@ class TestKernels:
         found = self.explain([self.SYNC, USER], "k" * 200)
 
         assert "k" * 80 + "…" in found.summary
+
+
+ACQUIRE = ("acquire", f"{LIB}/threading.py", 1)
+WAIT = ("wait", f"{LIB}/threading.py", 629)
+WORK = ("work", "/home/me/work.py", 7)
+RUN = ("run", "/home/me/work.py", 3)
+
+
+@pytest.mark.parametrize("name", ["metrics", "telemetry_monitor", "x"])
+def test_name_in_own_code(name):
+    """
+    A thread in code of the user is no helper merely because of its name.
+    """
+    got = view(main(ACQUIRE, USER), thread(ACQUIRE, WORK, RUN, name=name))
+
+    assert "cycle of locks" == got.rule
+    assert "and in work (work.py:7)" == got.note
+    assert 1 == len(got.evidence)
+
+
+def test_monitor_of_user():
+    """
+    One that is called a monitor, and waits for its turn, is one.
+    """
+    sleep = ("sleep", "/home/me/work.py", 7)
+
+    got = view(main(JOIN, USER), thread(sleep, name="Monitor"))
+
+    assert Cause.FUTURE_WAIT is got.cause
+    assert not got.note
+
+
+class TestHealthy:
+    def event(self, *lines, **changes):
+        """
+        A process whose main thread waits until this one wakes it.
+        """
+        return ProcessStacks(
+            pid=1,
+            source="s",
+            rank=0,
+            threads=(main(WAIT, USER), thread(*lines, name="w", **changes)),
+        )
+
+    def test_event_moves(self):
+        """
+        Who waits for a thread that works goes on when that does.
+        """
+        moves = did(5, 1.0, has_moved=True, has_left=True)
+
+        (got,) = explain_stacks([self.event(WORK, RUN, activity=moves)])
+
+        assert Cause.PROGRESSING is got.cause
+
+    def test_event_works(self):
+        """
+        Otherwise the line where that thread works is told.
+        """
+        stays = did(0, 1.9, has_moved=True, has_left=False)
+        busy = self.event(WORK, RUN, activity=stays, owns_gil=True)
+
+        (got,) = explain_stacks([busy])
+
+        assert Cause.PYTHON_LOOP is got.cause
+        assert "possible" == got.confidence
+        assert "work (work.py:7)" == got.location.brief
+        assert "is waiting for its thread 'w', which is running" in got.summary
+
+    def test_event_of_nobody(self):
+        """
+        A thread that only waits does not set an event.
+        """
+        still = did()
+
+        (got,) = explain_stacks([self.event(JOIN, WORK, RUN, activity=still)])
+
+        assert Cause.LOCK_DEADLOCK is got.cause
+
+    @pytest.mark.parametrize("call", ["read", "fsync", ""])
+    def test_reading_again_and_again(self, call):
+        """
+        Who reads and writes all the time is not blocked in it.
+        """
+        busy = did(0, 1.9, has_moved=False, has_left=False)
+
+        got = view(
+            main(USER, activity=busy, call=call or None),
+            code="data = open(name).read()",
+        )
+
+        assert Cause.IO_WAIT is not got.cause
+
+    def test_sleep(self):
+        """
+        How long a nap has lasted is told, if it is known.
+        """
+        sleep = ("sleep", "/home/me/work.py", 7)
+
+        def said(idle_s):
+            napping = main(sleep, USER, state="S", idle_s=idle_s)
+            process = ProcessStacks(
+                pid=1, source="s", threads=(napping,), rank=0
+            )
+            return explain_stacks([process])[0].summary
+
+        assert said(4.2).endswith("in sleep (work.py:7), for 4 s at least")
+        assert said(None).endswith("in sleep (work.py:7)")

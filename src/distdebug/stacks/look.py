@@ -31,6 +31,7 @@ from .rules import DOING, RuleBook, read_rules
 from .running import IsInLoop, cause_of_running
 from .source import ReadLine, SourceLines
 from .telling import (
+    EVENT,
     IDLES,
     LEAVES_IT,
     Said,
@@ -41,6 +42,7 @@ from .telling import (
     lock_waits,
     tell_more,
     waits_for_work,
+    worker_of,
 )
 from .view import ProcessView, evidence_of
 
@@ -109,11 +111,17 @@ class Looker:
         if len(locks := lock_waits([said, *others])) > 1:
             return self._of_locks(process, locks)
 
-        joined = None if is_in_loop(main) else joined_by(said, others)
+        joined = None
+        if not is_in_loop(main):
+            joined = joined_by(said, others) or worker_of(said, others)
         better = joined or tell_more(said, others)
         view = self._view(process, better, said)
         if joined is not None:
-            return _as_joined(view, joined.thread)
+            view = _as_joined(view, joined.thread)
+            if said.rule is not None and said.rule.name == EVENT:
+                # It need not be the one that sets the event.
+                view = attrs.evolve(view, confidence="possible")
+            return view
         if better is said and said.cause in LEAVES_IT:
             return self._with_other(view, others)
         return view
@@ -182,7 +190,13 @@ class Looker:
             self._thread(t, process)
             for _, t in zip(range(_MOST_THREADS), threads, strict=False)
         ]
-        return [s for s in found if has_say(s)]
+        # Whoever is called a monitor, and waits for its turn, is one.
+        return [
+            s
+            for s in found
+            if has_say(s)
+            and not (self.matcher.is_named_so(s.thread) and waits_for_work(s))
+        ]
 
     def _thread(self, thread: ThreadStack, process: ProcessStacks) -> Said:
         outside = outside_of(thread, process)

@@ -9,8 +9,8 @@ from functools import cached_property
 
 from .model import StackFrame, ThreadStack
 from .motion import is_running
-from .places import called_natively, is_native, last_name
-from .rules import Rule, RuleBook
+from .places import called_natively, is_native, is_users, last_name
+from .rules import Helper, Rule, RuleBook
 from .source import ReadLine
 
 
@@ -144,7 +144,7 @@ class Matcher:
             for f in called_natively(thread.native or frames)
         ]
         for helper in self.book.helpers:
-            if helper.thread and helper.thread.fullmatch(thread.name):
+            if _is_named(helper, thread):
                 return True
             place, near = helper.place, places[: helper.within]
             if place and any(map(place.search, near)):
@@ -153,6 +153,18 @@ class Matcher:
                 return True
 
         return False
+
+    def is_named_so(self, thread: ThreadStack) -> bool:
+        """
+        Whether a thread has the name of a helper, wherever it is.
+
+        Args:
+            thread: The thread.
+        """
+        return any(
+            helper.thread and helper.thread.fullmatch(thread.name)
+            for helper in self.book.helpers
+        )
 
     def _lines_by_rule(self, sight: Sight) -> dict[int, int]:
         found: dict[int, int] = {}
@@ -175,6 +187,13 @@ class Matcher:
                 )
             )
         return known
+
+
+def _is_named(helper: Helper, thread: ThreadStack) -> bool:
+    if helper.thread is None or not helper.thread.fullmatch(thread.name):
+        return False
+    frames = thread.frames[:_MOST_FRAMES]
+    return not (helper.unless_own and any(map(is_users, frames)))
 
 
 def _fits(

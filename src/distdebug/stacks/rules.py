@@ -168,6 +168,9 @@ class Helper:
     Attributes:
         thread: Has to match its name.
 
+        unless_own: Whether that name does not count for a thread that is in
+            code of the user: anybody may call a thread so.
+
         place: Is searched for in ``file:function`` of the lines of Python.
 
         within: In how many of the innermost ones.
@@ -185,6 +188,7 @@ class Helper:
     native: re.Pattern[str] | None = attrs.field(
         converter=_pattern, default=None
     )
+    unless_own: bool = False
 
 
 @attrs.frozen(kw_only=True)

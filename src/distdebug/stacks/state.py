@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import attrs
 
 from ..findings import Cause, Confidence
-from .model import ProcessStacks, ThreadStack
+from .model import ProcessStacks, ThreadActivity, ThreadStack
 from .places import user_frame, where
 from .rules import RuleBook
 from .view import ProcessView
@@ -103,6 +103,17 @@ def _has_life(threads: Iterable[ThreadStack]) -> bool:
     return any(t.state and t.state not in "ZX" for t in threads)
 
 
+def _has_run(activity: ThreadActivity) -> bool:
+    return bool(
+        activity.voluntary
+        or activity.involuntary
+        or activity.cpu_s > 0
+        or activity.has_moved
+        or activity.has_left
+        or activity.has_new_values
+    )
+
+
 def _uninterruptible(
     main: ThreadStack | None,
 ) -> tuple[Cause, str, Confidence] | None:
@@ -115,9 +126,10 @@ def _uninterruptible(
         doing = f"cannot be interrupted while it waits in the kernel: {call}"
     activity = main.activity if main is not None else None
     idle_s = main.idle_s if main is not None else None
-    if activity is not None and (activity.voluntary or activity.cpu_s > 0.01):
+    if activity is not None and _has_run(activity):
         return None
-    if idle_s is not None and idle_s < _SLOW_S and activity is None:
+    is_short = activity is None or activity.seconds < _SLOW_S
+    if idle_s is not None and idle_s < _SLOW_S and is_short:
         return None
     if activity is not None or (idle_s is not None and idle_s > _LONG_S):
         return Cause.UNINTERRUPTIBLE, doing, "certain"

@@ -17,6 +17,7 @@ from .rules import Rule
 
 
 __all__ = [
+    "EVENT",
     "IDLES",
     "LEAVES_IT",
     "Said",
@@ -27,7 +28,11 @@ __all__ = [
     "lock_waits",
     "tell_more",
     "waits_for_work",
+    "worker_of",
 ]
+
+# The rule of those who wait until another thread wakes them.
+EVENT = "event"
 
 # Actors of Ray train in a thread of their own.
 _ACTOR = "Ray worker"
@@ -139,7 +144,7 @@ def waits_for_work(said: Said) -> bool:
     own = [f for f in python if not is_plumbing(f)]
     if not own:
         return bool(python) and said.cause not in _TELLS_MORE
-    is_event = said.rule is not None and said.rule.name == "event"
+    is_event = said.rule is not None and said.rule.name == EVENT
     selects = python[0].filename.endswith("selectors.py")
     is_wait = said.cause in _WORKLESS or is_event or selects
     return is_wait and len(own) == 1
@@ -171,6 +176,34 @@ def joined_by(main: Said, others: Iterable[Said]) -> Said | None:
     if busy:
         return busy[0]
     return known[0] if len(causes) == 1 else None
+
+
+def worker_of(main: Said, others: Iterable[Said]) -> Said | None:
+    """
+    Find the thread of the user that works while the main thread is to be
+    woken.
+
+    Args:
+        main: What the main thread tells.
+
+        others: What those tell that are no helpers.
+
+    Returns:
+        What that thread tells; ``None`` if the main thread does not wait so,
+        or nobody works.
+    """
+    if main.rule is None or main.rule.name != EVENT:
+        return None
+
+    return next((o for o in others if _works(o)), None)
+
+
+def _works(said: Said) -> bool:
+    if waits_for_work(said) or not any(map(is_users, said.thread.frames)):
+        return False
+    return said.motion in {Motion.MOVING, Motion.SPINNING} or (
+        said.rule is None and said.cause is not None
+    )
 
 
 def tell_more(main: Said, others: Iterable[Said]) -> Said:

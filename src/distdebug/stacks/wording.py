@@ -79,7 +79,10 @@ def say(views: Sequence[ProcessView]) -> str:
     said = f"{names_of(processes)} {agree(processes, doing)}"
     if first.location is not None:
         said += f" in {first.location.brief}"
-    return f"{said} {first.note}" if first.note else said
+    if first.note:
+        said += f" {first.note}"
+    # Whether a nap is too long nobody can say but who knows how long it is.
+    return said + _since(views) if first.cause is Cause.SLEEPING else said
 
 
 def say_waiting(views: Sequence[ProcessView], op: str) -> str:
