@@ -531,3 +531,33 @@ class TestExport:
         data = json.loads(to_speedscope(merge_stacks(stacks)))
 
         assert [{"name": "f"}] == data["shared"]["frames"]
+
+
+def test_native_leaf():
+    """
+    The native function that a line called comes last, if all are in it.
+    """
+    line = StackFrame("f", "a.py", 3)
+
+    def drawn(*names):
+        tree = merge_stacks(
+            ProcessStacks(
+                pid=number,
+                source="",
+                rank=number,
+                threads=(
+                    ThreadStack(
+                        name="",
+                        is_main=True,
+                        frames=(line,),
+                        native=(StackFrame(name, "x.so", 0, True),),
+                    ),
+                ),
+            )
+            for number, name in enumerate(names)
+        )
+        return str(tree)
+
+    assert "f (a.py:3) → spin (native)" in drawn("spin", "spin")
+    assert "native" not in drawn("spin", "other")
+    assert "native" not in drawn("??", "??")

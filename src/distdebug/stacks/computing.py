@@ -12,7 +12,7 @@ import re
 from ..findings import Cause
 from .model import ThreadStack
 from .motion import Motion
-from .places import called_natively
+from .places import native_name
 from .telling import Said
 
 
@@ -21,8 +21,6 @@ __all__ = ["computing_of", "is_computing", "looks_of", "remedy_of"]
 _COMPUTES = frozenset({Cause.PYTHON_LOOP, Cause.NATIVE_SPIN})
 _ASK_AGAIN = re.compile(r"take native stacks \(--native\)[^,;]*, or ")
 _SEE_WHY = "see why this function does not come to its end: what it is given"
-# What a tool that found no symbol writes.
-_NAMELESS = re.compile(r"\?*|0x[0-9a-f]+|_start|clone3?", re.IGNORECASE)
 _MOST_NAME = 80
 
 
@@ -87,9 +85,4 @@ def remedy_of(said: Said, remedy: str) -> str:
 
 
 def _function(thread: ThreadStack) -> str:
-    """
-    The innermost native function that has a name, or ``""``.
-    """
-    names = (f.name for f in called_natively(thread.native or thread.frames))
-    named = (n for n in names if not _NAMELESS.fullmatch(n))
-    return next(named, "")[:_MOST_NAME]
+    return native_name(thread.native or thread.frames)[:_MOST_NAME]

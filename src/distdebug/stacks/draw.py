@@ -11,7 +11,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from .._text import clean
+from .frames import normal_frames
 from .model import StackFrame
+from .places import native_name
 
 
 if TYPE_CHECKING:
@@ -61,7 +63,8 @@ def _branches(
         who = clean(tree.who(tree.members[node]), limit=_MOST_WHO)
         yield f"{indent}{'' if is_root else '▸ '}{who}"
         inner = indent + ("  " if is_root else "    ")
-        yield from _wrapped(inner, list(_shown(tree, chain)))
+        parts = [*_shown(tree, chain), *_natively(tree, node)]
+        yield from _wrapped(inner, parts)
         if tree.ends[node] and below[node]:
             here = clean(tree.who(tree.ends[node]), limit=_MOST_WHO)
             yield f"{inner}▸ {here} (here)"
@@ -97,6 +100,22 @@ def _foreign(tree: StackTree, nodes: Sequence[int]) -> Iterator[str]:
         yield _brief(tree.frames[nodes[0]])
         yield f"… {len(nodes) - 2} more"
         yield _brief(tree.frames[nodes[-1]])
+
+
+def _natively(tree: StackTree, node: int) -> Iterator[str]:
+    """
+    The native function that all are in that are at a node, if it is one.
+    """
+    names = set()
+    for member in tree.ends[node]:
+        thread = tree.processes[member].main_thread
+        # Of other threads it is not known which one ends here.
+        if thread is None or not thread.native or not thread.frames:
+            return
+        is_here = tree.frames[node] == normal_frames(thread.frames)[0]
+        names.add(native_name(thread.native) if is_here else "")
+    if len(names) == 1 and (name := names.pop()):
+        yield f"{clean(name, limit=_WIDTH)} (native)"
 
 
 def _brief(frame: StackFrame) -> str:

@@ -23,6 +23,7 @@ __all__ = [
     "is_plumbing",
     "is_users",
     "last_name",
+    "native_name",
     "user_frame",
     "where",
 ]
@@ -71,6 +72,8 @@ _INTERPRETER = re.compile(
     r"^(_?PyEval_(EvalFrame\w*|EvalCode\w*|Vector)|_PyFunction_Vectorcall"
     r"|PyEval_EvalCode|py_trampoline_evaluator|_PyEval_EvalFrame\w*)"
 )
+# What a tool that found no symbol writes.
+_NAMELESS = re.compile(r"\?*|0x[0-9a-f]+|_start|clone3?", re.IGNORECASE)
 
 
 def is_native(frame: StackFrame) -> bool:
@@ -110,6 +113,17 @@ def called_natively(frames: Iterable[StackFrame]) -> Iterator[StackFrame]:
         if not is_native(frame) or _INTERPRETER.match(frame.name):
             return
         yield frame
+
+
+def native_name(frames: Iterable[StackFrame]) -> str:
+    """
+    Name the innermost native function below Python; ``""`` if none is known.
+
+    Args:
+        frames: Innermost first.
+    """
+    names = (f.name for f in called_natively(frames))
+    return next((n for n in names if not _NAMELESS.fullmatch(n)), "")
 
 
 def is_users(frame: StackFrame) -> bool:
