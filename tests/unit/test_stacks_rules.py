@@ -197,6 +197,7 @@ def test_explodes(text):
         r"(?!torch)\w+::(read|write)@.{3}",
         r"(a)?(?(1)b|c)",
         r"(?>ab)+",
+        r"\s*(a|b)*\s*",
     ],
 )
 def test_does_not_explode(text):

@@ -21,7 +21,7 @@ _MOST_DEPTH = 20
 _MOST_REPEATS = 12
 # Texts to search in are about as long.
 _LONGEST = 300
-_MOST_WAYS = _LONGEST**3
+_MOST_WAYS = (_LONGEST + 1) ** 3
 
 # How the library names what a pattern is made of.
 _REPEATS = frozenset({"MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"})
