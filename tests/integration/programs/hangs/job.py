@@ -179,7 +179,8 @@ def straggler(rank: int) -> None:
     model = DistributedDataParallel(torch.nn.Linear(32, 1))
     for step in range(1_000_000):
         if rank == 3:
-            augment(0.3)
+            # Long beside a step, also where the machine is busy.
+            augment(0.8)
         train_step(model, torch.rand(8, 32))
         if step == 3:
             ready()
