@@ -116,6 +116,21 @@ class TestRunAttached:
         assert 0 == got.paused_s
         assert got.seconds > 0
 
+    def test_not_asked_to_end(self, sleeper):
+        """
+        A tool does not hear requests to end: it might hand them on to the
+        process, which would end.
+        """
+        code = (
+            "import os, signal\n"
+            "for n in (1, 2, 3, 15): os.kill(os.getpid(), n)\n"
+            "print(*sorted(signal.sigpending()))"
+        )
+
+        got = run_attached(python(code), sleeper.pid, timeout_s=60)
+
+        assert (0, "1 2 3 15\n") == (got.status, got.output)
+
     def test_killed_by_signal(self, sleeper):
         """
         A tool that a signal ended has a negative status.

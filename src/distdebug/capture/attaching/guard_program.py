@@ -28,6 +28,9 @@ MOST_BYTES = 1 << 26
 
 _PR_SET_PDEATHSIG = 1
 _UNSTOPPABLE = {signal.SIGKILL, signal.SIGSTOP}
+# A debugger that is asked to end may leave the process stopped, or hand the
+# request on to it, which ends it.  Only a kill is harmless.
+_POLITE = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM}
 _STOP_IS_PENDING = 1 << (signal.SIGSTOP - 1)
 # A stop that the killed tool had asked for can arrive after its end.
 _LATE_S = 1.0
@@ -204,6 +207,7 @@ def _become(  # pragma: no cover
         prepare()
         for number in signal.valid_signals() - _UNSTOPPABLE:
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_BLOCK, _POLITE)
         nothing = os.open(os.devnull, os.O_RDONLY)
         for fd, target in ((nothing, 0), (out, 1), (err, 2)):
             os.dup2(fd, target)
