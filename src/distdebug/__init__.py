@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from .capture.node import capture_node, capture_process
     from .diagnosis import diagnose
     from .diagnosis.preflight import preflight
+    from .diagnosis.snapshot import Snapshot, snapshot
     from .errors import (
+        BundleError,
         CaptureError,
         DistdebugError,
         DumpError,
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
 
 
 __all__ = [
+    "BundleError",
     "Capture",
     "CaptureError",
     "Cause",
@@ -72,6 +75,7 @@ __all__ = [
     "RecorderError",
     "RecorderSettings",
     "RulesError",
+    "Snapshot",
     "TooLateError",
     "Worker",
     "analyze_dumps",
@@ -89,11 +93,13 @@ __all__ = [
     "read_dumps",
     "read_stacks",
     "request_dumps",
+    "snapshot",
 ]
 
 # No module may bear a public name: importing it would bind the module, and
 # not what the name stands for, as an attribute of this package.
 _HOME = {
+    "BundleError": "errors",
     "Capture": "capture.model",
     "CaptureError": "errors",
     "Cause": "findings",
@@ -115,6 +121,7 @@ _HOME = {
     "RecorderError": "errors",
     "RecorderSettings": "flight_recorder.enable",
     "RulesError": "errors",
+    "Snapshot": "diagnosis.snapshot",
     "TooLateError": "errors",
     "Worker": "processes.model",
     "analyze_dumps": "flight_recorder.analysis.analyze",
@@ -132,6 +139,7 @@ _HOME = {
     "read_dumps": "flight_recorder.read",
     "read_stacks": "stacks.parse",
     "request_dumps": "flight_recorder.request",
+    "snapshot": "diagnosis.snapshot",
 }
 
 

@@ -13,6 +13,7 @@ Exceptions that *distdebug* raises on purpose.
     ├── RecorderError (RuntimeError)
     │   ├── TooLateError
     │   └── NotRecordingError
+    ├── BundleError (ValueError)
     ├── CaptureError
     ├── RulesError (ValueError)
     └── MissingDependencyError (ImportError)
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 
 __all__ = [
+    "BundleError",
     "CaptureError",
     "DistdebugError",
     "DumpError",
@@ -138,6 +140,12 @@ class TooLateError(RecorderError):
 class NotRecordingError(RecorderError):
     """
     There is no Flight Recorder to dump: none was built in, or it is off.
+    """
+
+
+class BundleError(DistdebugError, ValueError):
+    """
+    A folder is not a snapshot, or one that was never finished.
     """
 
 

@@ -165,7 +165,7 @@ class Capture:
     @property
     def is_blind(self) -> bool:
         """
-        Whether nothing could be seen: no stack, and nothing else that tells.
+        Whether nothing could be seen, no stack and nothing else that tells.
         """
         return not self.findings and not any(
             thread.frames or thread.native
