@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         DumpFormatError,
         MeshError,
         MissingDependencyError,
+        NodesError,
         NoDumpsError,
         NotRecordingError,
         PatternError,
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     )
     from .flight_recorder.read import read_dumps
     from .flight_recorder.request import request_dumps
+    from .nodes.model import NodeResult
+    from .nodes.run import run_on_nodes
     from .processes.find import find_workers
     from .processes.model import Worker
     from .ranks import Mesh, RankSelection, fold_ranks, parse_ranks
@@ -68,6 +71,8 @@ __all__ = [
     "MeshError",
     "MissingDependencyError",
     "NoDumpsError",
+    "NodeResult",
+    "NodesError",
     "NotRecordingError",
     "PatternError",
     "RankSelection",
@@ -93,6 +98,7 @@ __all__ = [
     "read_dumps",
     "read_stacks",
     "request_dumps",
+    "run_on_nodes",
     "snapshot",
 ]
 
@@ -114,6 +120,8 @@ _HOME = {
     "MeshError": "errors",
     "MissingDependencyError": "errors",
     "NoDumpsError": "errors",
+    "NodeResult": "nodes.model",
+    "NodesError": "errors",
     "NotRecordingError": "errors",
     "PatternError": "errors",
     "RankSelection": "ranks",
@@ -139,6 +147,7 @@ _HOME = {
     "read_dumps": "flight_recorder.read",
     "read_stacks": "stacks.parse",
     "request_dumps": "flight_recorder.request",
+    "run_on_nodes": "nodes.run",
     "snapshot": "diagnosis.snapshot",
 }
 

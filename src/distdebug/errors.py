@@ -15,6 +15,7 @@ Exceptions that *distdebug* raises on purpose.
     │   └── NotRecordingError
     ├── BundleError (ValueError)
     ├── CaptureError
+    ├── NodesError (RuntimeError)
     ├── RulesError (ValueError)
     └── MissingDependencyError (ImportError)
 """
@@ -31,6 +32,7 @@ __all__ = [
     "MeshError",
     "MissingDependencyError",
     "NoDumpsError",
+    "NodesError",
     "NotRecordingError",
     "PatternError",
     "RankSyntaxError",
@@ -152,6 +154,12 @@ class BundleError(DistdebugError, ValueError):
 class CaptureError(DistdebugError):
     """
     A running process could not be inspected.
+    """
+
+
+class NodesError(DistdebugError, RuntimeError):
+    """
+    The nodes of a job cannot be told, or nothing can be sent to them.
     """
 
 
