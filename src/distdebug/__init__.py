@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .errors import (
         BundleError,
         CaptureError,
+        ConfigError,
         DistdebugError,
         DumpError,
         DumpFormatError,
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from .stacks.explain import explain_stacks
     from .stacks.merge import merge_stacks
     from .stacks.parse import read_stacks
+    from .watching.config import HangDebugConfig
 
 
 __all__ = [
@@ -60,6 +62,7 @@ __all__ = [
     "Capture",
     "CaptureError",
     "Cause",
+    "ConfigError",
     "Diagnosis",
     "DistdebugError",
     "DumpError",
@@ -67,6 +70,7 @@ __all__ = [
     "Evidence",
     "Finding",
     "FlightReport",
+    "HangDebugConfig",
     "Mesh",
     "MeshError",
     "MissingDependencyError",
@@ -109,6 +113,7 @@ _HOME = {
     "Capture": "capture.model",
     "CaptureError": "errors",
     "Cause": "findings",
+    "ConfigError": "errors",
     "Diagnosis": "findings",
     "DistdebugError": "errors",
     "DumpError": "errors",
@@ -116,6 +121,7 @@ _HOME = {
     "Evidence": "findings",
     "Finding": "findings",
     "FlightReport": "flight_recorder.analysis.report",
+    "HangDebugConfig": "watching.config",
     "Mesh": "ranks",
     "MeshError": "errors",
     "MissingDependencyError": "errors",

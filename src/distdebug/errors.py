@@ -17,6 +17,7 @@ Exceptions that *distdebug* raises on purpose.
     ├── CaptureError
     ├── NodesError (RuntimeError)
     ├── RulesError (ValueError)
+    ├── ConfigError (ValueError)
     └── MissingDependencyError (ImportError)
 """
 
@@ -26,6 +27,7 @@ from __future__ import annotations
 __all__ = [
     "BundleError",
     "CaptureError",
+    "ConfigError",
     "DistdebugError",
     "DumpError",
     "DumpFormatError",
@@ -186,6 +188,12 @@ class RulesError(DistdebugError, ValueError):
     # Exceptions are rebuilt from ``args``, which do not match ``__init__``.
     def __reduce__(self) -> tuple[type[RulesError], tuple[str, str]]:
         return type(self), (self.message, self.path)
+
+
+class ConfigError(DistdebugError, ValueError):
+    """
+    What was asked of a watch is not understood.
+    """
 
 
 class MissingDependencyError(DistdebugError, ImportError):
