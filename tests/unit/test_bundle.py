@@ -31,6 +31,7 @@ from distdebug.flight_recorder.request import DumpRequest
 from distdebug.testing import SimulatedJob, make_dumps
 
 
+NODE = {"host": "n1", "status": "ok", "seconds": 1.0, "reason": ""}
 MANIFEST = Manifest(
     version="1.2.3",
     created=1.7e9,
@@ -162,6 +163,7 @@ class TestManifest:
             {"version": 7},
             {"created": "x"},
             {"nodes": 5},
+            {"nodes": [{**NODE, "files": float("inf")}]},
             {"nodes": [{"host": "n1", "status": "fine"}]},
             {"skipped": ["x"]},
             {"skipped": [{"what": "x"}]},
@@ -310,6 +312,29 @@ class TestDumps:
 
         assert ["2-2-1_rank_1.sidecar.json"] == [f.name for f in files]
 
+    def test_with_sidecar(self, tmp_path):
+        """
+        A dump and its side-car are kept together.
+        """
+        (dump, _) = self.job(tmp_path / "dumps").values()
+        side = dump.with_name(f"{dump.name}.sidecar.json")
+        data = {
+            "kind": "distdebug-sidecar",
+            "rank": 0,
+            "world_size": 2,
+            "dump": dump.name,
+        }
+        side.write_text(json.dumps(data))
+
+        files, missing = keep_dumps(
+            tmp_path / "dumps", tmp_path / "kept", soon()
+        )
+
+        assert [] == missing
+        assert [dump.name, side.name, "nccl_trace_rank_1"] == [
+            f.name for f in files
+        ]
+
     def test_bounds(self, tmp_path, monkeypatch):
         """
         What is too large, or comes too late, is told and not kept.
@@ -324,9 +349,23 @@ class TestDumps:
         monkeypatch.setattr(dumps_module, "_ONE_MOST_BYTES", 1)
         files, missing = keep_dumps(tmp_path / "dumps", late, soon())
         assert [] == files
-        assert {"it is too large for a snapshot"} == {
+        assert {"it is too large for the space that is left"} == {
             m.reason for m in missing
         }
+
+    def test_little_space(self, tmp_path, monkeypatch):
+        """
+        What the disk has left is not used up.
+        """
+        self.job(tmp_path / "dumps")
+        monkeypatch.setattr(dumps_module, "_free_bytes", lambda _: 100)
+
+        files, missing = keep_dumps(
+            tmp_path / "dumps", tmp_path / "kept", soon()
+        )
+
+        assert [] == files
+        assert 2 == len(missing)
 
     def test_full_disk(self, tmp_path, monkeypatch):
         """
@@ -517,14 +556,14 @@ class TestNode:
 
     def test_no_tool(self, tools, tmp_path):
         """
-        A tool that is not there is told.
+        A node without GPUs lacks nothing.
         """
-        del tools["nvidia-smi"]
+        tools.clear()
 
         facts, missing = self.facts(tmp_path)
 
-        assert "gpus" not in facts
-        assert [("gpus of node", "there is no nvidia-smi")] == missing
+        assert [] == missing
+        assert (None, None) == (facts["gpus"], facts["kernel"])
 
     def test_nothing_to_say(self, tools, tmp_path, monkeypatch):
         """

@@ -59,7 +59,7 @@ def test_found(taken, capsys):
     out = capsys.readouterr().out
     assert 1 == status
     assert out.startswith("rank 3 reads\n")
-    assert "hang (4 files of 1 nodes)" in out
+    assert "hang (nodes: 1, files: 4)" in out
     (((folder,), options),) = taken.calls
     assert "hang" == folder
     assert (None, None, (), (), "none", False, 120.0) == tuple(

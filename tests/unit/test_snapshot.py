@@ -187,7 +187,7 @@ class TestAll:
         taken._repr_pretty_(printer, cycle=True)
         assert [str(taken), "..."] == printed
         assert str(taken).startswith(str(taken.diagnosis))
-        assert f"snapshot: {tmp_path}/hang (7 files of 1 nodes)" in str(taken)
+        assert f"snapshot: {tmp_path}/hang (nodes: 1, files: 7)" in str(taken)
         data = json.loads(json.dumps(taken.to_dict()))
         assert data["verdict"]["cause"] == taken.diagnosis.verdict.cause
         assert str(taken.folder) == data["folder"]
@@ -260,8 +260,21 @@ class TestFailures:
         """
         monkeypatch.setattr(module, "write_whole", raises(FULL))
         monkeypatch.setattr(module, "write_manifest", raises(FULL))
+        monkeypatch.setattr(module, "write_capture", raises(FULL))
 
         taken = snapshot(tmp_path / "hang")
 
         assert Cause.IO_WAIT == taken.diagnosis.verdict.cause
-        assert ["report", "manifest"] == [what for what, _ in reasons(taken)]
+        assert ["stacks", "diagnosis", "manifest"] == [
+            what for what, _ in reasons(taken)
+        ]
+
+    def test_no_report(self, node, tmp_path, monkeypatch):
+        """
+        A report that cannot be written is told.
+        """
+        monkeypatch.setattr(module, "write_whole", raises(FULL))
+
+        taken = snapshot(tmp_path / "hang")
+
+        assert ["report"] == [what for what, _ in reasons(taken)]

@@ -15,7 +15,7 @@ from pathlib import Path
 from ..findings import Missing
 from ..flight_recorder.reading.files import DumpFile, Found, find_files
 from ..flight_recorder.request import DumpRequest, request_dumps
-from ..flight_recorder.sidecar import SIDECAR_SUFFIX, Sidecar
+from ..flight_recorder.sidecar import Sidecar
 
 
 __all__ = ["ask_ranks", "keep_dumps"]
@@ -101,14 +101,15 @@ def keep_dumps(
         deadline: When to stop, on the monotonic clock.
 
     Returns:
-        What was written, with the times of the originals, at most 1 GiB; and
-        what was not, and why.
+        What was written, with the times of the originals, at most 1 GiB and
+        half of what the disk has left; and what was not, and why.
     """
     root = Path(dump_dir)
     found = find_files([str(root)])
     files: list[Path] = []
     missing = list(found.problems)
-    left = _MOST_BYTES
+    # The job may need the rest of the disk.
+    left = min(_MOST_BYTES, _free_bytes(folder.parent) // 2)
     for rank, source in _newest(found):
         try:
             if time.monotonic() > deadline:
@@ -129,21 +130,20 @@ def keep_dumps(
 
 
 def _newest(found: Found) -> Iterator[tuple[int, Path]]:
-    seen: set[Path] = set()
+    seen: set[str] = set()
     for rank, file in _last_by_rank(found.files).items():
-        sidecar = f"{file.path}{SIDECAR_SUFFIX}"
-        names = [file.path, sidecar] if file.sidecar else [file.path]
-        for name in names:
-            seen.add(Path(name))
-            yield rank, Path(name)
+        yield rank, Path(file.path)
+        if file.sidecar:
+            seen.add(file.sidecar.path)
+            yield rank, Path(file.sidecar.path)
 
     # One that died may have left a side-car only.
     last: dict[int, Sidecar] = {}
-    for sidecar_ in sorted(found.sidecars, key=lambda s: s.written):
-        last[sidecar_.rank] = sidecar_
-    for rank, newest in sorted(last.items()):
-        if Path(newest.path) not in seen:
-            yield rank, Path(newest.path)
+    for sidecar in sorted(found.sidecars, key=lambda s: s.written):
+        last[sidecar.rank] = sidecar
+    for rank, sidecar in sorted(last.items()):
+        if sidecar.path not in seen:
+            yield rank, Path(sidecar.path)
 
 
 def _last_by_rank(files: Iterable[DumpFile]) -> dict[int, DumpFile]:
@@ -167,7 +167,7 @@ def _copy(source: Path, path: Path, most: int) -> int:
         if not stat.S_ISREG(status.st_mode):
             _refuse("it is not a file")
         if status.st_size > most:
-            _refuse("it is too large for a snapshot")
+            _refuse("it is too large for the space that is left")
         try:
             with temporary.open("xb") as copy:
                 shutil.copyfileobj(file, copy)
@@ -179,6 +179,11 @@ def _copy(source: Path, path: Path, most: int) -> int:
             raise
 
     return status.st_size
+
+
+def _free_bytes(folder: Path) -> int:
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
 
 
 def _refuse(reason: str) -> None:

@@ -46,6 +46,8 @@ _MARK = ".unfinished"
 _SCHEMA = 1
 # One line for each of 100,000 nodes stays below.
 _MOST_BYTES = 1 << 26
+# What comes of reading data that have another shape.
+_DAMAGE = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
 
 
 @attrs.frozen(kw_only=True)
@@ -154,7 +156,7 @@ def _claim(folder: Path) -> bool:
         return False
 
     # It may have been made with wider permissions by somebody else.
-    with suppress(PermissionError):
+    with suppress(OSError):
         folder.chmod(0o700)
     return True
 
@@ -203,7 +205,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
         reason = "the snapshot was never finished, or is none"
     except OSError as exc:
         reason = exc.strerror or str(exc)
-    except (ValueError, TypeError, KeyError, RecursionError) as exc:
+    except _DAMAGE as exc:
         reason = f"it is damaged ({type(exc).__name__}: {exc})"
     msg = f"no manifest in {folder}: {reason}"
     raise BundleError(msg, remedy="distdebug diagnose needs no manifest")

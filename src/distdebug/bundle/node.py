@@ -162,13 +162,16 @@ def _variables(pids: Iterable[int]) -> list[dict[str, Any]]:
     ]
 
 
-def _gpus(timeout_s: float) -> list[dict[str, str]]:
+def _gpus(timeout_s: float) -> list[dict[str, str]] | None:
     fields = ",".join(_GPU_FIELDS)
     text = _ask(
         "nvidia-smi",
         (f"--query-gpu={fields}", "--format=csv,noheader,nounits"),
         timeout_s,
     )
+    if text is None:
+        return None
+
     rows = [line.split(", ") for line in text.splitlines()]
     return [
         dict(zip(_GPU_FIELDS, map(clean, row), strict=True))
@@ -177,17 +180,22 @@ def _gpus(timeout_s: float) -> list[dict[str, str]]:
     ]
 
 
-def _kernel_messages(timeout_s: float) -> list[str]:
+def _kernel_messages(timeout_s: float) -> list[str] | None:
     text = _ask("dmesg", ("--ctime",), timeout_s)
+    if text is None:
+        return None
+
     found = [line for line in text.splitlines() if _TROUBLE.search(line)]
     return [clean(line, limit=400) for line in found[-_MOST_LINES:]]
 
 
-def _ask(name: str, arguments: Iterable[str], timeout_s: float) -> str:
+def _ask(name: str, arguments: Iterable[str], timeout_s: float) -> str | None:
+    """
+    What does a tool say?  `None` if there is none: not all nodes have GPUs.
+    """
     tool = find_tool(name)
     if tool is None:
-        msg = f"there is no {name}"
-        raise _UnknownError(msg)
+        return None
 
     got: ToolOutput = run_tool([tool, *arguments], timeout_s=timeout_s)
     if got.status is None:

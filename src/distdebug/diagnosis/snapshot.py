@@ -92,7 +92,7 @@ class Snapshot:
         files = sum(node.files for node in nodes)
         taken = f"snapshot: {clean(str(self.folder), limit=1000)}"
         skipped = missing_lines(self.manifest.skipped)
-        tail = [f"{taken} ({files} files of {len(nodes)} nodes)", *skipped]
+        tail = [f"{taken} (nodes: {len(nodes)}, files: {files})", *skipped]
         return "\n".join([str(self.diagnosis), "", *tail])
 
     def _repr_pretty_(self, p: Any, cycle: bool) -> None:  # noqa: FBT001
@@ -113,6 +113,7 @@ class _Taking:
     pids: tuple[int, ...] = ()
     job: str = ""
     is_seen: bool = False
+    findings: tuple[Finding, ...] = ()
 
     @property
     def left_s(self) -> float:
@@ -129,8 +130,7 @@ class _Taking:
         try:
             files, missing = part()
         except Exception as exc:  # noqa: BLE001 the others are worth it
-            reason = clean(f"{type(exc).__name__}: {exc}")
-            self.missing.append(Missing(what=what, reason=reason))
+            self.missing.append(Missing(what=what, reason=_reason(exc)))
             return 0
 
         before = len(self.files)
@@ -241,6 +241,7 @@ def _stacks(
     jobs = Counter(worker.job for worker in workers if worker.job)
     taking.job = next((job for job, _ in jobs.most_common(1)), "")
     taking.is_seen = not capture.is_blind
+    taking.findings = capture.findings
     written = write_capture(capture, taking.folder)
     return written.files, written.missing
 
@@ -252,9 +253,10 @@ def _diagnose(taking: _Taking, folder: Path) -> Diagnosis:
         text = f"{diagnosis}\n".encode("utf-8", "replace")
         taking.take("report", lambda: _report(folder, text))
     except Exception as exc:  # noqa: BLE001 what was taken is still there
-        reason = clean(f"{type(exc).__name__}: {exc}")
-        taking.missing.append(Missing(what="diagnosis", reason=reason))
-        diagnosis = Diagnosis(verdict=_UNKNOWN)
+        taking.missing.append(Missing(what="diagnosis", reason=_reason(exc)))
+        # Nothing could be written, perhaps; but something was seen.
+        verdict = next(iter(taking.findings), _UNKNOWN)
+        diagnosis = Diagnosis(verdict=verdict, findings=taking.findings)
     return diagnosis
 
 
@@ -263,6 +265,13 @@ def _report(
 ) -> tuple[Iterable[Path], Iterable[Missing]]:
     write_whole(folder / "REPORT.txt", text)
     return [folder / "REPORT.txt"], []
+
+
+def _reason(exc: Exception) -> str:
+    if isinstance(exc, OSError) and exc.strerror:
+        return exc.strerror
+
+    return clean(f"{type(exc).__name__}: {exc}")
 
 
 def _manifest(
