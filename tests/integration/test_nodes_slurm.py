@@ -26,7 +26,8 @@ from distdebug.nodes.slurm import Slurm
 
 
 NODES = ("lab-1", "lab-2", "lab-9")
-TOOLS = ("munged", "munge", "slurmctld", "slurmd", "srun", "salloc")
+TOOLS = ("munged", "munge", "slurmctld", "slurmd", "srun")
+STEP, NODE = "slurmstepd", "SLURMD_NODENAME"
 
 CONF = """
 ClusterName=lab
@@ -49,7 +50,7 @@ SwitchType=switch/none
 MpiDefault=none
 ReturnToService=2
 SelectType=select/cons_tres
-SelectTypeParameters=CR_Core
+SelectTypeParameters=CR_Core_Memory
 JobAcctGatherType=jobacct_gather/none
 AccountingStorageType=accounting_storage/none
 JobCompType=jobcomp/none
@@ -67,23 +68,6 @@ def wait_until(condition, *, seconds=30):
             return
         time.sleep(0.1)
     pytest.skip("Slurm is installed and does not start here")
-
-
-def marked(mark):
-    """
-    The tasks of Slurm with this text in their command line.
-    """
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            parent = process.parent()
-            if (
-                mark in process.cmdline()
-                and parent
-                and parent.name() == "slurmstepd"
-            ):
-                found.append(process)
-    return found
 
 
 def answers(*argv):
@@ -142,8 +126,11 @@ class Lab:
 
     def stop(self):
         """
-        Stop all of them, the last ones first.
+        Stop all of them, the nodes first.
         """
+        for node in NODES:
+            if node in self.processes:
+                self.lose(node)
         for name in reversed(self.processes):
             self.kill(name)
 
@@ -157,27 +144,37 @@ class Lab:
                 os.killpg(process.pid, signal.SIGKILL)
         process.wait(30)
 
-    def lose(self, node, mark):
+    def tasks(self, node):
         """
-        Stop all of a node at once, with the step that has this mark.
+        The processes that Slurm started on a node.
         """
-        wait_until(lambda: marked(mark))
+        wanted = {str(self.folder / "slurm.conf"), node}
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                environ, parent = process.environ(), process.parent()
+                names = {environ.get(x) for x in ("SLURM_CONF", NODE)}
+                if parent and parent.name() == STEP and names == wanted:
+                    found.append(process)
+        return found
+
+    def lose(self, node):
+        """
+        Stop all of a node at once.
+        """
         self.kill(node)
-        for task in marked(mark):
+        for task in self.tasks(node):
             for process in (*task.parents()[:1], *task.children(), task):
                 with suppress(psutil.NoSuchProcess):
                     process.kill()
 
     def allocate(self):
         """
-        Have a job on all nodes.
+        Have a job on all nodes, one step of which has all that there is.
         """
-        subprocess.run(
-            ["salloc", f"-N{len(NODES)}", "--no-shell"],
-            capture_output=True,
-            timeout=60,
-        )
-        wait_until(lambda: answers("squeue", "-htR", "-o%A"))
+        count = f"-N{len(NODES)}"
+        self._spawn("srun", count, "--mem=100", "sleep", "600")
+        wait_until(lambda: all(map(self.tasks, NODES)))
         return answers("squeue", "-htR", "-o%A").strip()
 
     def _configure(self):
@@ -275,20 +272,19 @@ def test_large_value(job):
     assert {3 << 20} == {len(result.value) for result in results}
 
 
-def test_hang(job):
+def test_hang(lab, job):
     """
     A node that hangs is given up in time, and nothing stays behind on it.
     """
-    mark = f"hang-of-{os.getpid()}"
     code = (
-        "import os, sys, time; print(sys.argv, flush=True); "
+        "import os, time; print('hangs', flush=True); "
         "time.sleep(600 * (os.environ['SLURMD_NODENAME'] == 'lab-2'))"
     )
     begin = time.monotonic()
 
     got = by_host(
         run_on_nodes(
-            [sys.executable, "-c", code, mark],
+            [sys.executable, "-c", code],
             engine=Slurm(job=job),
             timeout_s=5,
         )
@@ -298,11 +294,11 @@ def test_hang(job):
     assert {"lab-1": "ok", "lab-2": "timed_out", "lab-9": "ok"} == {
         host: result.status for host, result in got.items()
     }
-    assert mark in got["lab-2"].output
+    assert "hangs" in got["lab-2"].output
     deadline = time.monotonic() + 30
-    while marked(mark) and time.monotonic() < deadline:
+    while len(lab.tasks("lab-2")) > 1 and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert [] == marked(mark)
+    assert ["sleep"] == [task.name() for task in lab.tasks("lab-2")]
 
 
 def test_wrong_job(lab):
@@ -317,18 +313,18 @@ def test_node_dies(lab, job):
     """
     A node that dies during the run costs its own result only, in bound.
     """
-    mark = f"lost-{os.getpid()}"
     code = 'test "$SLURMD_NODENAME" != lab-9 || sleep 600; true'
     begin = time.monotonic()
     results = run_on_nodes(
-        ["sh", "-c", code, mark], engine=Slurm(job=job), timeout_s=20
+        ["sh", "-c", code], engine=Slurm(job=job), timeout_s=20
     )
 
     got = {}
     for result in results:
         got[result.host] = result.status
         if len(got) == 2:
-            lab.lose("lab-9", mark)
+            wait_until(lambda: len(lab.tasks("lab-9")) == 2)
+            lab.lose("lab-9")
 
     assert time.monotonic() - begin < 40
     assert {"lab-1": "ok", "lab-2": "ok"} == {

@@ -29,7 +29,7 @@ def answer_of(function, *, data=None, version=None):
     What the child answers to a function, and all that it prints.
     """
     sent = pack(function, 60)
-    arguments = list(sent.arguments[3:])
+    arguments = list(sent.arguments[4:])
     if version:
         arguments[0] = version
     out = io.StringIO()
@@ -139,7 +139,7 @@ class TestByValue:
         del sys.modules["user_module"]
 
     @staticmethod
-    def run_elsewhere(function):
+    def run_elsewhere(function, folder="/"):
         """
         Run a function in a Python that knows only distdebug.
         """
@@ -149,7 +149,7 @@ class TestByValue:
             [sys.executable, *sent.arguments],
             input=sent.data,
             env={**os.environ, "PYTHONPATH": str(root)},
-            cwd="/",
+            cwd=folder,
             capture_output=True,
             timeout=60,
         )
@@ -168,6 +168,14 @@ class TestByValue:
         got = self.run_elsewhere(functools.partial(module.work, 2))
 
         assert {"value": 6} == got
+
+    def test_shadow(self, module, tmp_path):
+        """
+        A file of the job that is named like a module does not get in.
+        """
+        (tmp_path / "json.py").write_text("raise SystemExit(1)\n")
+
+        assert {"value": 42} == self.run_elsewhere(module.work, tmp_path)
 
     def test_registered(self, module):
         """
@@ -208,6 +216,6 @@ class TestByValue:
 
         got = pack(lambda: "secret", 90.4)
 
-        assert ("-u", "-m", "distdebug.nodes.child") == got.arguments[:3]
-        assert ("distdebug-42", "90") == got.arguments[5:]
+        assert ("-P", "-u", "-m") == got.arguments[:3]
+        assert ("distdebug-42", "90") == got.arguments[6:]
         assert "secret" not in json.dumps(got.arguments)

@@ -76,6 +76,8 @@ def pack(function: Callable[[], object], timeout_s: float) -> Parcel:
     return Parcel(
         data,
         (
+            # Not even a json.py in the folder of the job gets in between.
+            "-P",
             "-u",
             "-m",
             "distdebug.nodes.child",
