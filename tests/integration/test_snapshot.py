@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -165,6 +166,31 @@ def test_killed(job, tmp_path, moment):
     assert f"{hang}.2" == data["folder"]
     assert_explained(diagnose(data["folder"]))
     assert before == [p for p in hang.rglob("*") if p.is_file()]
+
+
+def test_rank_killed(job, tmp_path):
+    """
+    A rank that is killed in the midst of it costs only its own part.
+    """
+    hang = tmp_path / "hang"
+    with subprocess.Popen(
+        argv(job, hang),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=ENVIRON,
+    ) as process:
+        wait_for(lambda: looks(process.pid, hang))
+        os.kill(job[1][3], signal.SIGKILL)
+        data = json.load(process.stdout)
+
+    assert 1 == process.returncode
+    (node,) = read_manifest(hang).nodes
+    assert "partial" == node.status
+    # Which of the two is the root depends on what the dead one left.
+    assert set(data["verdict"]["ranks"]) & {2, 3}
+    # Its peers may have ended by now, for they lost it.
+    states = [Path(f"/proc/{pid}/status").read_text() for pid in job[1]]
+    assert [] == [s for s in states if re.search(r"State:\t[Tt]", s)]
 
 
 def wait_for(condition):

@@ -132,3 +132,15 @@ def test_no_folder(tmp_path, capsys):
 
     assert 2 == status
     assert "Not a directory" in capsys.readouterr().err
+
+
+def test_help(capsys):
+    """
+    Help shows an example, and what the exit status means.
+    """
+    with pytest.raises(SystemExit, match="0"):
+        main(["snapshot", "--help"])
+
+    text = capsys.readouterr().out
+    assert "distdebug snapshot" in text.partition("Example:")[2]
+    assert "Exit status" in text
