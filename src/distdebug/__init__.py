@@ -17,13 +17,17 @@ if TYPE_CHECKING:
     from .capture.node import capture_node, capture_process
     from .diagnosis import diagnose
     from .diagnosis.preflight import preflight
+    from .diagnosis.snapshot import Snapshot, snapshot
     from .errors import (
+        BundleError,
         CaptureError,
+        ConfigError,
         DistdebugError,
         DumpError,
         DumpFormatError,
         MeshError,
         MissingDependencyError,
+        NodesError,
         NoDumpsError,
         NotRecordingError,
         PatternError,
@@ -42,18 +46,23 @@ if TYPE_CHECKING:
     )
     from .flight_recorder.read import read_dumps
     from .flight_recorder.request import request_dumps
+    from .nodes.model import NodeResult
+    from .nodes.run import run_on_nodes
     from .processes.find import find_workers
     from .processes.model import Worker
     from .ranks import Mesh, RankSelection, fold_ranks, parse_ranks
     from .stacks.explain import explain_stacks
     from .stacks.merge import merge_stacks
     from .stacks.parse import read_stacks
+    from .watching.config import HangDebugConfig
 
 
 __all__ = [
+    "BundleError",
     "Capture",
     "CaptureError",
     "Cause",
+    "ConfigError",
     "Diagnosis",
     "DistdebugError",
     "DumpError",
@@ -61,10 +70,13 @@ __all__ = [
     "Evidence",
     "Finding",
     "FlightReport",
+    "HangDebugConfig",
     "Mesh",
     "MeshError",
     "MissingDependencyError",
     "NoDumpsError",
+    "NodeResult",
+    "NodesError",
     "NotRecordingError",
     "PatternError",
     "RankSelection",
@@ -72,6 +84,7 @@ __all__ = [
     "RecorderError",
     "RecorderSettings",
     "RulesError",
+    "Snapshot",
     "TooLateError",
     "Worker",
     "analyze_dumps",
@@ -89,14 +102,18 @@ __all__ = [
     "read_dumps",
     "read_stacks",
     "request_dumps",
+    "run_on_nodes",
+    "snapshot",
 ]
 
 # No module may bear a public name: importing it would bind the module, and
 # not what the name stands for, as an attribute of this package.
 _HOME = {
+    "BundleError": "errors",
     "Capture": "capture.model",
     "CaptureError": "errors",
     "Cause": "findings",
+    "ConfigError": "errors",
     "Diagnosis": "findings",
     "DistdebugError": "errors",
     "DumpError": "errors",
@@ -104,10 +121,13 @@ _HOME = {
     "Evidence": "findings",
     "Finding": "findings",
     "FlightReport": "flight_recorder.analysis.report",
+    "HangDebugConfig": "watching.config",
     "Mesh": "ranks",
     "MeshError": "errors",
     "MissingDependencyError": "errors",
     "NoDumpsError": "errors",
+    "NodeResult": "nodes.model",
+    "NodesError": "errors",
     "NotRecordingError": "errors",
     "PatternError": "errors",
     "RankSelection": "ranks",
@@ -115,6 +135,7 @@ _HOME = {
     "RecorderError": "errors",
     "RecorderSettings": "flight_recorder.enable",
     "RulesError": "errors",
+    "Snapshot": "diagnosis.snapshot",
     "TooLateError": "errors",
     "Worker": "processes.model",
     "analyze_dumps": "flight_recorder.analysis.analyze",
@@ -132,6 +153,8 @@ _HOME = {
     "read_dumps": "flight_recorder.read",
     "read_stacks": "stacks.parse",
     "request_dumps": "flight_recorder.request",
+    "run_on_nodes": "nodes.run",
+    "snapshot": "diagnosis.snapshot",
 }
 
 

@@ -13,8 +13,11 @@ Exceptions that *distdebug* raises on purpose.
     ├── RecorderError (RuntimeError)
     │   ├── TooLateError
     │   └── NotRecordingError
+    ├── BundleError (ValueError)
     ├── CaptureError
+    ├── NodesError (RuntimeError)
     ├── RulesError (ValueError)
+    ├── ConfigError (ValueError)
     └── MissingDependencyError (ImportError)
 """
 
@@ -22,13 +25,16 @@ from __future__ import annotations
 
 
 __all__ = [
+    "BundleError",
     "CaptureError",
+    "ConfigError",
     "DistdebugError",
     "DumpError",
     "DumpFormatError",
     "MeshError",
     "MissingDependencyError",
     "NoDumpsError",
+    "NodesError",
     "NotRecordingError",
     "PatternError",
     "RankSyntaxError",
@@ -141,9 +147,21 @@ class NotRecordingError(RecorderError):
     """
 
 
+class BundleError(DistdebugError, ValueError):
+    """
+    A folder is not a snapshot, or one that was never finished.
+    """
+
+
 class CaptureError(DistdebugError):
     """
     A running process could not be inspected.
+    """
+
+
+class NodesError(DistdebugError, RuntimeError):
+    """
+    The nodes of a job cannot be told, or nothing can be sent to them.
     """
 
 
@@ -170,6 +188,12 @@ class RulesError(DistdebugError, ValueError):
     # Exceptions are rebuilt from ``args``, which do not match ``__init__``.
     def __reduce__(self) -> tuple[type[RulesError], tuple[str, str]]:
         return type(self), (self.message, self.path)
+
+
+class ConfigError(DistdebugError, ValueError):
+    """
+    What was asked of a watch is not understood.
+    """
 
 
 class MissingDependencyError(DistdebugError, ImportError):

@@ -7,12 +7,30 @@ from __future__ import annotations
 import argparse
 import sys
 
-from . import analyze, demo, diagnose, dump, env, preflight, stacks
+from . import (
+    analyze,
+    demo,
+    diagnose,
+    dump,
+    env,
+    preflight,
+    snapshot,
+    stacks,
+)
 
 
 __all__ = ["build_parser"]
 
-_COMMANDS = (demo, diagnose, analyze, stacks, dump, env, preflight)
+_COMMANDS = (
+    demo,
+    diagnose,
+    analyze,
+    stacks,
+    snapshot,
+    dump,
+    env,
+    preflight,
+)
 
 _DESCRIPTION = """\
 Which rank of a distributed PyTorch job is stuck, in which collective, at

@@ -19,7 +19,7 @@ from .roles.survey import describe_workers, survey
 __all__ = ["find_workers"]
 
 _COLLECTOR = re.compile(
-    r"-m distdebug (stacks|preflight)\b|/distdebug (stacks|preflight)\b"
+    r"(-m |/)distdebug (stacks|preflight|snapshot|watch)\b"
     r"|/guard_program\.py "
 )
 _CHILDREN = frozenset({"child", "compile", "dataloader"})

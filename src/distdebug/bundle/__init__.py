@@ -1,0 +1,3 @@
+"""
+What does a snapshot look like on disk?
+"""

@@ -1,0 +1,190 @@
+"""
+What did the ranks of this node record last?
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import time
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from ..findings import Missing
+from ..flight_recorder.reading.files import DumpFile, Found, find_files
+from ..flight_recorder.request import DumpRequest, request_dumps
+from ..flight_recorder.sidecar import Sidecar
+
+
+__all__ = ["ask_ranks", "keep_dumps"]
+
+_MOST_BYTES = 1 << 30
+_ONE_MOST_BYTES = 1 << 28
+# Times of files are kept less precisely than the clock's.
+_TICK_S = 0.1
+_PAUSE_S = 0.25
+
+
+def ask_ranks(
+    dump_dir: str | os.PathLike[str], timeout_s: float
+) -> list[Missing]:
+    """
+    Ask the ranks of this node for dumps.
+
+    Args:
+        dump_dir: Where they put them.
+
+        timeout_s: How long to wait for answers, in seconds.
+
+    Returns:
+        Who gave none, and why.
+    """
+    asked, deadline = time.time(), time.monotonic() + timeout_s
+    rows = request_dumps(dump_dir, timeout_s=timeout_s)
+    if not rows:
+        reason = "nobody could be asked for dumps: there are no pipes"
+        return [Missing(what="dump", reason=reason, source=str(dump_dir))]
+
+    late = _await_files(rows, dump_dir, asked, deadline)
+    return [
+        Missing(
+            what="fresh dump",
+            reason=row.reason or "torch was asked for it, and wrote none",
+            rank=row.rank,
+            source=str(row.path),
+        )
+        for row in rows
+        if row.status != "dumped" and (row.status != "asked" or row in late)
+    ]
+
+
+def _await_files(
+    rows: Iterable[DumpRequest],
+    dump_dir: str | os.PathLike[str],
+    asked: float,
+    deadline: float,
+) -> set[DumpRequest]:
+    """
+    Who was asked through a pipe of torch, and wrote nothing in time?
+
+    Torch does not answer; a new file is all there is to see.
+    """
+    late = {row for row in rows if row.status == "asked"}
+    while late:
+        files = find_files([os.fspath(dump_dir)]).files
+        fresh = {f.rank for f in files if f.modified >= asked - _TICK_S}
+        late = {row for row in late if row.rank not in fresh}
+        left = deadline - time.monotonic()
+        if left <= 0:
+            break
+        if late:
+            time.sleep(min(_PAUSE_S, left))
+    return late
+
+
+def keep_dumps(
+    dump_dir: str | os.PathLike[str], folder: Path, deadline: float
+) -> tuple[list[Path], list[Missing]]:
+    """
+    Copy the newest dump and side-car of each rank.
+
+    Also of those that did not answer: what a rank left when it died is worth
+    most.
+
+    Args:
+        dump_dir: Where the ranks put them.
+
+        folder: Where to; it is made if there is anything to keep.
+
+        deadline: When to stop, on the monotonic clock.
+
+    Returns:
+        What was written, with the times of the originals, at most 1 GiB and
+        half of what the disk has left; and what was not, and why.
+    """
+    root = Path(dump_dir)
+    found = find_files([str(root)])
+    files: list[Path] = []
+    missing = list(found.problems)
+    # The job may need the rest of the disk.
+    left = min(_MOST_BYTES, _free_bytes(folder.parent) // 2)
+    for rank, source in _newest(found):
+        try:
+            if time.monotonic() > deadline:
+                _refuse("the time was over")
+            path = folder / source.relative_to(root)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            left -= _copy(source, path, min(left, _ONE_MOST_BYTES))
+        except OSError as exc:
+            reason = exc.strerror or str(exc)
+            missing.append(
+                Missing(
+                    what="dump", reason=reason, rank=rank, source=str(source)
+                )
+            )
+        else:
+            files.append(path)
+    return files, missing
+
+
+def _newest(found: Found) -> Iterator[tuple[int, Path]]:
+    seen: set[str] = set()
+    for rank, file in _last_by_rank(found.files).items():
+        yield rank, Path(file.path)
+        if file.sidecar:
+            seen.add(file.sidecar.path)
+            yield rank, Path(file.sidecar.path)
+
+    # One that died may have left a side-car only.
+    last: dict[int, Sidecar] = {}
+    for sidecar in sorted(found.sidecars, key=lambda s: s.written):
+        last[sidecar.rank] = sidecar
+    for rank, sidecar in sorted(last.items()):
+        if sidecar.path not in seen:
+            yield rank, Path(sidecar.path)
+
+
+def _last_by_rank(files: Iterable[DumpFile]) -> dict[int, DumpFile]:
+    last: dict[int, DumpFile] = {}
+    for file in sorted(files, key=lambda f: f.modified):
+        # Configurations and notes are not ours to take.
+        is_dump = file.name.is_dump_like or file.sidecar
+        if is_dump and file.rank is not None:
+            last[file.rank] = file
+    return dict(sorted(last.items()))
+
+
+def _copy(source: Path, path: Path, most: int) -> int:
+    """
+    Copy a file, and give its size.
+    """
+    fd = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    with os.fdopen(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            _refuse("it is not a file")
+        if status.st_size > most:
+            _refuse("it is too large for the space that is left")
+        try:
+            with temporary.open("xb") as copy:
+                shutil.copyfileobj(file, copy)
+            temporary.chmod(0o600)
+            os.utime(temporary, ns=(status.st_atime_ns, status.st_mtime_ns))
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+    return status.st_size
+
+
+def _free_bytes(folder: Path) -> int:
+    status = os.statvfs(folder)
+    return status.f_bavail * status.f_frsize
+
+
+def _refuse(reason: str) -> None:
+    raise OSError(0, reason)

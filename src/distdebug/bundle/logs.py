@@ -1,0 +1,80 @@
+"""
+What did the job say last?
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..findings import Missing
+from ..flight_recorder.recording.whole_file import write_whole
+
+
+__all__ = ["keep_tails"]
+
+_MOST_BYTES = 1 << 20
+_MOST_LOGS = 256
+_SUFFIXES = {".err", ".log", ".out", ".txt"}
+
+
+def keep_tails(
+    logs: Iterable[str | os.PathLike[str]], folder: Path
+) -> tuple[list[Path], list[Missing]]:
+    """
+    Copy the ends of logs.
+
+    Args:
+        logs: The files.
+
+        folder: Where to; it is made if there is anything to keep.
+
+    Returns:
+        What was written, at most 1 MiB of each; and what was not, and why.
+    """
+    files: list[Path] = []
+    missing: list[Missing] = []
+    for number, log in enumerate(map(Path, logs)):
+        try:
+            if number >= _MOST_LOGS:
+                _refuse(f"only {_MOST_LOGS} logs are kept")
+            data = _tail(log)
+            folder.mkdir(mode=0o700, exist_ok=True)
+            path = _free_name(folder, log)
+            write_whole(path, data)
+        except OSError as exc:
+            reason = exc.strerror or str(exc)
+            lost = Missing(what="log", reason=reason, source=str(log))
+            missing.append(lost)
+        else:
+            files.append(path)
+    return files, missing
+
+
+def _tail(log: Path) -> bytes:
+    # What lies there may be a pipe, at which opening would wait.
+    fd = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            _refuse("it is not a file")
+        file.seek(max(status.st_size - _MOST_BYTES, 0))
+        return file.read(_MOST_BYTES)
+
+
+def _refuse(reason: str) -> None:
+    raise OSError(0, reason)
+
+
+def _free_name(folder: Path, log: Path) -> Path:
+    # A log called rank_0 would be taken for a dump.
+    is_plain = log.suffix in _SUFFIXES
+    stem, suffix = (log.stem, log.suffix) if is_plain else (log.name, ".log")
+    path, number = folder / f"{stem}{suffix}", 1
+    while path.exists():
+        number += 1
+        path = folder / f"{stem}.{number}{suffix}"
+    return path

@@ -1,0 +1,272 @@
+"""
+What is in a snapshot, and what is not, and why?
+
+::
+
+    OUTPUT_DIR/
+      manifest.json     who was asked, what came of it, what was left out
+      REPORT.txt        the diagnosis
+      HOST/node.json    facts about the node
+      HOST/workers.json, HOST/pyspy_HOST_PID.json, ...
+      HOST/flight_recorder/, HOST/logs/
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import stat
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import attrs
+
+from ..errors import BundleError
+from ..findings import Missing
+from ..flight_recorder.recording.whole_file import write_whole
+
+
+__all__ = [
+    "Manifest",
+    "NodeEntry",
+    "NodeStatus",
+    "new_bundle",
+    "read_manifest",
+    "write_manifest",
+]
+
+NodeStatus = Literal["ok", "partial", "failed"]
+
+_NAME = "manifest.json"
+# There while a snapshot is taken; still there if that was killed.
+_MARK = ".unfinished"
+_SCHEMA = 1
+# One line for each of 100,000 nodes stays below.
+_MOST_BYTES = 1 << 26
+# What comes of reading data that have another shape.
+_DAMAGE = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
+
+
+@attrs.frozen(kw_only=True)
+class NodeEntry:
+    """
+    What came of one node.
+
+    Attributes:
+        host: Its name.
+
+        status: ``"ok"``; ``"partial"`` if something could not be taken;
+            ``"failed"`` if nothing could be.
+
+        seconds: How long it took.
+
+        files: How many files are there.
+
+        reason: What went wrong, or ``""``.
+    """
+
+    host: str
+    status: NodeStatus
+    seconds: float = 0.0
+    files: int = 0
+    reason: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class Manifest:
+    """
+    What is in a snapshot.
+
+    Attributes:
+        version: Version of *distdebug* that took it.
+
+        created: When, in seconds since 1970.
+
+        job: What tells the job from others, or ``""``.
+
+        nodes: Every node that was asked.
+
+        skipped: What is not there, and why.
+
+        schema: Version of this layout; it only changes if something is not
+            understood any more.
+    """
+
+    version: str
+    created: float
+    job: str = ""
+    nodes: tuple[NodeEntry, ...] = ()
+    skipped: tuple[Missing, ...] = ()
+    schema: int = _SCHEMA
+
+    def to_dict(self) -> dict[str, Any]:
+        """
+        Plain data, in the layout of the file.
+        """
+        return {"tool": "distdebug", **attrs.asdict(self)}
+
+
+def new_bundle(output_dir: str | os.PathLike[str]) -> Path:
+    """
+    Make the folder of a snapshot, for its owner alone.
+
+    An earlier snapshot is never touched, also if two are taken at once.
+
+    Args:
+        output_dir: The folder that is wanted.
+
+    Returns:
+        *output_dir* if it is new or empty; or else ``OUTPUT_DIR.2``, and so
+        on.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    wanted = Path(output_dir).absolute()
+    for number in itertools.count(1):
+        name = wanted.name if number == 1 else f"{wanted.name}.{number}"
+        folder = wanted.with_name(name)
+        if _claim(folder):
+            return folder
+
+    raise AssertionError  # the numbers never end
+
+
+def _claim(folder: Path) -> bool:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileExistsError:  # it is a file
+        return False
+
+    if any(folder.iterdir()):
+        return False
+
+    mark = folder / _MARK
+    try:
+        mark.mkdir(mode=0o700)
+    except FileExistsError:
+        return False
+
+    # Somebody may have begun and ended since it was seen to be empty.
+    if [mark] != list(folder.iterdir()):
+        mark.rmdir()
+        return False
+
+    # It may have been made with wider permissions by somebody else.
+    with suppress(OSError):
+        folder.chmod(0o700)
+    return True
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> Path:
+    """
+    Write the manifest, which ends a snapshot: whole or not at all.
+
+    Args:
+        folder: The folder of the snapshot.
+
+        manifest: What is in it.
+
+    Returns:
+        The file.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    path = folder / _NAME
+    text = json.dumps(manifest.to_dict(), indent=1)
+    write_whole(path, text.encode())
+    with suppress(OSError):
+        (folder / _MARK).rmdir()
+    return path
+
+
+def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
+    """
+    Read what is in a snapshot.
+
+    Args:
+        folder: The folder of the snapshot.
+
+    Returns:
+        Its manifest.
+
+    Raises:
+        BundleError: There is none, or it is not one that can be understood.
+    """
+    path = Path(folder) / _NAME
+    try:
+        data = json.loads(_read(path))
+        return _parse(data)
+    except FileNotFoundError:
+        reason = "the snapshot was never finished, or is none"
+    except OSError as exc:
+        reason = exc.strerror or str(exc)
+    except _DAMAGE as exc:
+        reason = f"it is damaged ({type(exc).__name__}: {exc})"
+    msg = f"no manifest in {folder}: {reason}"
+    raise BundleError(msg, remedy="distdebug diagnose needs no manifest")
+
+
+def _read(path: Path) -> bytes:
+    # What lies there may be a pipe, at which opening would wait.
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            msg = "it is not a file"
+            raise ValueError(msg)
+        data = file.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        msg = "it is too large"
+        raise ValueError(msg)
+
+    return data
+
+
+def _parse(data: dict[str, Any]) -> Manifest:
+    if data["tool"] != "distdebug" or data["schema"] != _SCHEMA:
+        msg = "it was written by something else, or by a later version"
+        raise ValueError(msg)
+
+    return Manifest(
+        version=_text(data["version"]),
+        created=float(data["created"]),
+        job=_text(data["job"]),
+        nodes=tuple(map(_node, data["nodes"])),
+        skipped=tuple(map(_missing, data["skipped"])),
+    )
+
+
+def _node(row: dict[str, Any]) -> NodeEntry:
+    if row["status"] not in get_args(NodeStatus):
+        msg = "a node has no status"
+        raise ValueError(msg)
+
+    return NodeEntry(
+        host=_text(row["host"]),
+        status=row["status"],
+        seconds=float(row["seconds"]),
+        files=int(row["files"]),
+        reason=_text(row["reason"]),
+    )
+
+
+def _missing(row: dict[str, Any]) -> Missing:
+    rank, source = row["rank"], row["source"]
+    return Missing(
+        what=_text(row["what"]),
+        reason=_text(row["reason"]),
+        rank=None if rank is None else int(rank),
+        source=None if source is None else _text(source),
+    )
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        msg = "there is no text where one is expected"
+        raise TypeError(msg)
+
+    return value

@@ -1,0 +1,142 @@
+"""
+``snapshot``: what is there to know about a job while it still hangs?
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from typing import TYPE_CHECKING
+
+from .options import Commands, add_command, positive_seconds, process_number
+from .output import LiveLine, print_json
+
+
+if TYPE_CHECKING:
+    from ..diagnosis.snapshot import Snapshot
+
+
+__all__ = ["add_parser", "run"]
+
+_TEXT = """
+Take everything worth having about the job on this node into one folder, while
+it still hangs: new Flight Recorder dumps of the ranks that record, the stacks
+of all workers, facts about the node, and the ends of logs.  Then diagnose it.
+Nobody is stopped, unless --native or --cuda is given.
+
+If something is in OUTPUT_DIR already, OUTPUT_DIR.2 is written, and so on.
+
+Example:
+  {prog} snapshot hang/
+  {prog} snapshot --dump-dir dumps/ --log train.log hang/
+  {prog} snapshot --pattern 'my_trainer\\.py' --native hang/
+
+Exit status: 0 all is well; 1 something was found; 2 could not look.
+"""
+
+
+def add_parser(commands: Commands) -> None:
+    """
+    Add the command.
+    """
+    parser = add_command(
+        commands,
+        "snapshot",
+        run,
+        help="take everything about a job that hangs now, and diagnose it",
+        text=_TEXT,
+    )
+    parser.add_argument(
+        "output_dir", metavar="OUTPUT_DIR", help="where to put everything"
+    )
+    _add_targets(parser)
+    parser.add_argument(
+        "--native",
+        action="store_true",
+        help="native stacks too, of one process of each class and of all "
+        "outliers; stops each for up to a few seconds",
+    )
+    parser.add_argument(
+        "--cuda",
+        action="store_true",
+        help="GPU kernels and native stacks of every process by cuda-gdb; "
+        "stops each for seconds",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=positive_seconds,
+        default=120.0,
+        metavar="S",
+        help="be done with collecting after so many seconds "
+        "(default: %(default)g)",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print the result as JSON"
+    )
+
+
+def _add_targets(parser: argparse.ArgumentParser) -> None:
+    what = parser.add_argument_group("what to take")
+    what.add_argument(
+        "--here", action="store_true", help="of this node (the default)"
+    )
+    what.add_argument(
+        "--dump-dir",
+        metavar="D",
+        help="where the ranks put their Flight Recorder dumps; they are asked "
+        "for new ones",
+    )
+    what.add_argument(
+        "--log",
+        action="append",
+        metavar="FILE",
+        help="keep the end of this file; may be given several times",
+    )
+    what.add_argument(
+        "--pid",
+        action="append",
+        type=process_number,
+        metavar="PID",
+        help="this process; may be given several times",
+    )
+    what.add_argument(
+        "--pattern",
+        action="append",
+        metavar="REGEX",
+        help="processes with this in their command line; may be given several "
+        "times",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """
+    Print the diagnosis, and where the snapshot is; 1 if anything was found.
+    """
+    taken = _take(args)
+    if args.json:
+        print_json("snapshot", taken.to_dict())
+    else:
+        print(taken)
+    return 2 if taken.is_blind else int(not taken.diagnosis.is_healthy)
+
+
+def _take(args: argparse.Namespace) -> Snapshot:
+    from distdebug import snapshot
+
+    line = LiveLine()
+    try:
+        return snapshot(
+            args.output_dir,
+            dump_dir=args.dump_dir,
+            pids=args.pid,
+            patterns=args.pattern or (),
+            logs=args.log or (),
+            native="classes" if args.native else "none",
+            cuda=args.cuda,
+            timeout_s=args.timeout,
+            tell=lambda stage, done, total: line.show(
+                f"{stage}: {done} of {total}"
+            ),
+        )
+    finally:
+        line.clear()

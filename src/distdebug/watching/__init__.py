@@ -1,0 +1,3 @@
+"""
+Is the job still making progress; and if not, what is done?
+"""

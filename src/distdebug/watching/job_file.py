@@ -1,0 +1,118 @@
+"""
+What stands in a job file, whoever wrote it?
+
+YAML can name any Python object, and a few lines of it can stand for billions
+of values.  So only plain values are built, of a small ordinary file, and only
+after their number is known to be small too.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .._text import clean
+from ..errors import ConfigError, MissingDependencyError
+
+
+__all__ = ["read_job_file"]
+
+_MOST_BYTES = 1 << 18
+_MOST_VALUES = 100_000
+
+
+def read_job_file(path: str | os.PathLike[str]) -> Mapping[object, object]:
+    """
+    Read a job file in YAML.
+
+    Args:
+        path: The file, of at most 256 KiB.
+
+    Returns:
+        The sections by name; nothing for an empty file.
+
+    Raises:
+        ConfigError: The file cannot be read, is no YAML, or is not made of
+            sections.
+
+        MissingDependencyError: PyYAML is not installed.
+    """
+    try:
+        import yaml
+    except ImportError:
+        msg = "to read job files, PyYAML is needed, which is not installed"
+        raise MissingDependencyError(
+            msg, remedy="pip install pyyaml"
+        ) from None
+
+    name = clean(os.fspath(path), limit=400)
+    try:
+        document = _build(yaml.SafeLoader(_read(Path(path))))
+    except OSError as error:
+        msg = f"{name}: cannot be read: {error.strerror}"
+        raise ConfigError(msg) from None
+    except (
+        yaml.YAMLError,
+        ValueError,
+        OverflowError,
+        RecursionError,
+    ) as error:
+        msg = f"{name}: cannot be understood: {clean(str(error), limit=300)}"
+        raise ConfigError(msg) from None
+
+    if document is None:
+        return {}
+    if not isinstance(document, Mapping):
+        msg = f"{name}: must be made of sections with names"
+        raise ConfigError(msg)
+    return document
+
+
+def _read(path: Path) -> bytes:
+    # To open a pipe that nobody writes to takes for ever.
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NONBLOCK)
+
+    with open(path, "rb", opener=opener) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            msg = "not an ordinary file"
+            raise ValueError(msg)
+
+        data = file.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        msg = f"larger than {_MOST_BYTES:,} bytes"
+        raise ValueError(msg)
+    return data
+
+
+def _build(loader: Any) -> object:
+    try:
+        root = loader.get_single_node()
+        if root is None:
+            return None
+
+        _check_size(root)
+        return loader.construct_document(root)
+    finally:
+        loader.dispose()
+
+
+def _check_size(root: Any) -> None:
+    """
+    Refuse values that are many, counting those again that have an alias.
+    """
+    waiting, count = [root], 0
+    while waiting:
+        count += 1
+        if count + len(waiting) > _MOST_VALUES:
+            msg = f"more than {_MOST_VALUES:,} values"
+            raise ValueError(msg)
+
+        value = waiting.pop().value
+        if isinstance(value, list):  # of nodes, or of pairs of nodes
+            for part in value:
+                waiting.extend(part if isinstance(part, tuple) else (part,))

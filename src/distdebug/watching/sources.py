@@ -1,0 +1,161 @@
+"""
+What changes as long as a job makes progress, and can be seen from outside?
+
+Every function here returns a value that is equal to the last one if nothing
+moved, or ``None`` if nothing can be seen; none of them raises.  None of them
+needs a line of code in the job, but for :func:`step`.
+
+What the kernel tells about a process is a hint, not a proof.  A thread that
+waits for others gives up its processor once and then never again, while one
+that takes steps does so all the time.  But a thread that spins while it waits
+uses processor time for nothing, and one that looks every second whether it may
+go on gives up its processor as if it worked.
+"""
+
+from __future__ import annotations
+
+import os
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+from ..processes.proc.procfs import parse_stat, parse_status, read_proc
+
+
+__all__ = [
+    "files_state",
+    "newest_file",
+    "processor_time",
+    "step",
+    "steps",
+    "switches",
+]
+
+_MOST_FILES = 10_000
+_beats = [0]
+
+
+def step() -> None:
+    """
+    Tell that a step is done, from the loop of the job itself.
+
+    It costs as much as adding one to a number, and never fails.
+    """
+    # Two threads may count the same step; any change will do.
+    _beats[0] += 1
+
+
+def steps() -> int | None:
+    """
+    Tell how often :func:`step` was called in this process.
+
+    Returns:
+        The number; ``None`` as long as it never was.
+    """
+    return _beats[0] or None
+
+
+def files_state(
+    paths: Iterable[str | os.PathLike[str]],
+) -> tuple[tuple[str, int, int], ...] | None:
+    """
+    Tell how large files are, and when they were written last.
+
+    Args:
+        paths: Logs and files of progress, or folders of them.  A file system
+            that does not answer blocks this call.
+
+    Returns:
+        Path, bytes, and nanoseconds since 1970 of each of the first 10,000
+        files, sorted; ``None`` if there is none.
+    """
+    found = set()
+    for file in islice(_files(paths), _MOST_FILES):
+        with suppress(OSError, ValueError):
+            status = Path(file).stat()
+            found.add((file, status.st_size, status.st_mtime_ns))
+    return tuple(sorted(found)) or None
+
+
+def newest_file(
+    folder: str | os.PathLike[str],
+) -> tuple[int, int] | None:
+    """
+    Tell how many files a folder has, and when one was written last.
+
+    It is meant for dumps, side-cars, and checkpoints, where each is written
+    once.
+
+    Args:
+        folder: The folder; those below it are not looked at.
+
+    Returns:
+        The number of files and nanoseconds since 1970; ``None`` if there is
+        none.
+    """
+    state = files_state([folder])
+    if state is None:
+        return None
+
+    return len(state), max(written for _, _, written in state)
+
+
+def switches(pids: Iterable[int], *, root: str = "/proc") -> int | None:
+    """
+    Tell how often main threads gave up their processor to wait.
+
+    Other threads are not counted: those that watch over a job wake up for
+    ever, also if it is stuck.  A main thread that computes for minutes without
+    waiting looks as if it did not move; see :func:`processor_time`.
+
+    Args:
+        pids: The processes.
+
+        root: Where the kernel's files are.
+
+    Returns:
+        The sum; ``None`` if all processes are gone.
+    """
+    texts = (
+        parse_status(read_proc(f"{root}/{pid}/task/{pid}/status")).get(
+            "voluntary_ctxt_switches", ""
+        )
+        for pid in pids
+    )
+    counts = [int(x) for x in texts if x.isascii() and x.isdigit()]
+    return sum(counts) if counts else None
+
+
+def processor_time(pids: Iterable[int], *, root: str = "/proc") -> int | None:
+    """
+    Tell for how long main threads ran.
+
+    It moves also if a thread spins while it waits for others, as it does for a
+    GPU; so by this alone a job on GPUs never seems stuck.
+
+    Args:
+        pids: The processes.
+
+        root: Where the kernel's files are.
+
+    Returns:
+        The sum, in clock ticks; ``None`` if all processes are gone.
+    """
+    stats = (
+        parse_stat(read_proc(f"{root}/{pid}/task/{pid}/stat")) for pid in pids
+    )
+    ticks = [stat.cpu_ticks for stat in stats if stat is not None]
+    return sum(ticks) if ticks else None
+
+
+def _files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[str]:
+    for path in paths:
+        try:
+            with os.scandir(path) as entries:
+                yield from (x.path for x in entries if x.is_file())
+        except NotADirectoryError:
+            yield os.fspath(path)
+        except (OSError, ValueError):
+            continue

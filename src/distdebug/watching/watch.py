@@ -1,0 +1,269 @@
+"""
+Is somebody called when processes make no progress, and at fixed times?
+
+This is the loop of a watcher that stands beside a job and survives it.  What is
+done when it calls is not its business, and may fail.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal
+
+import attrs
+
+from .._text import clean
+from ..errors import ConfigError
+from ..processes.find import find_workers
+from ..processes.model import Worker
+from ..processes.roles.patterns import compile_patterns
+from .alarm import ProgressAlarm
+from .config import HangDebugConfig
+from .crew import Crew, crew_of
+from .progress import ProgressSensor
+from .sources import switches
+
+
+__all__ = ["Ending", "HangReason", "watch_processes"]
+
+_logger = logging.getLogger("distdebug")
+
+Ending = Literal[
+    "off",  # the configuration does not ask for anything
+    "ended",  # the processes are gone
+    "nobody",  # there were none until the last wait was over
+    "waited",  # the last wait is over, and nothing else was asked for
+    "interrupted",  # Ctrl-C
+]
+
+
+@attrs.frozen(kw_only=True)
+class HangReason:
+    """
+    Why somebody is called.
+
+    Attributes:
+        kind: ``"wait"`` if a fixed wait is over, whether or not anything is
+            wrong, ``"no progress"`` otherwise.
+
+        elapsed_s: How long the watch has lasted, in seconds.
+
+        pids: The processes that are watched.
+
+        stalled: What does not move any more and was not told before, and for
+            how many seconds; longest first.
+    """
+
+    kind: Literal["wait", "no progress"]
+    elapsed_s: float
+    pids: tuple[int, ...]
+    stalled: tuple[tuple[str, float], ...] = ()
+
+    def __str__(self) -> str:
+        text = f"{self.elapsed_s:,.0f} s are over"
+        if self.stalled:
+            name, seconds = self.stalled[0]
+            others = len(self.stalled) - 1
+            also = f" and {others:,} more" if others else ""
+            stuck = f"{clean(name)}{also} did not move for {seconds:,.0f} s"
+            text = f"{text}; {stuck}" if self.kind == "wait" else stuck
+        return text
+
+
+def watch_processes(  # noqa: PLR0913 what a watcher needs to be tested
+    config: HangDebugConfig | float | Iterable[float],
+    *,
+    on_hang: Callable[[HangReason], object],
+    pids: Iterable[int] = (),
+    patterns: Iterable[str] = (),
+    sense: Callable[[tuple[int, ...]], object] | None = None,
+    new_sensor: Callable[[], ProgressSensor] = ProgressSensor,
+    until_exit: bool = True,
+    poll_s: float = 10.0,
+    sleep: Callable[[float], object] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+    find: Callable[..., Iterable[Worker]] = find_workers,
+    root: str = "/proc",
+) -> Ending:
+    """
+    Call somebody when processes make no progress, and after fixed waits.
+
+    A lack of progress is told once, again only after it was over, at most
+    every five minutes, and ten times in all.
+
+    Args:
+        config: When to call in any case: a configuration, or seconds, or
+            several.
+
+        on_hang: What to call.  If it fails, that is logged, and the watch
+            goes on.
+
+        pids: The processes to watch.
+
+        patterns: Regular expressions for their command lines, if no *pids*
+            are given.  Without both, the workers of this node are watched;
+            they may start later.
+
+        sense: Takes the numbers of the processes that are there, and tells
+            what should move: one value, or several by name, any of which may
+            stall.  As long as it fails, nothing is known of progress.
+            By default, how often each main thread gave up its processor.
+
+        new_sensor: Makes what decides whether one of them moves.
+
+        until_exit: Whether to go on after the last wait until the processes
+            are gone.
+
+        poll_s: How often to look, in seconds.
+
+        sleep: Waits for some seconds.
+
+        clock: Tells the time in seconds; it must not go back.
+
+        find: Finds workers.
+
+        root: Where the kernel's files are.
+
+    Returns:
+        Why the watch is over.
+
+    Raises:
+        ConfigError: A wait or *poll_s* is no number of seconds.
+
+        PatternError: A pattern is no regular expression.
+    """
+    if not isinstance(config, HangDebugConfig):
+        config = HangDebugConfig(enabled=True, wait_seconds=config)
+    if not config.enabled:
+        return "off"
+    if not poll_s > 0:
+        msg = f"poll_s must be more than 0, not {poll_s}"
+        raise ConfigError(msg)
+
+    patterns = tuple(patterns)
+    compile_patterns(patterns)  # a mistake is told now, not in the loop
+    watch = _Watch(
+        waits=deque(config.wait_seconds),
+        on_hang=on_hang,
+        sense=sense or _per_process(root),
+        alarm=ProgressAlarm(new_sensor=new_sensor),
+        crew=crew_of(pids, patterns, find=find, root=root),
+        until_exit=until_exit,
+        poll_s=poll_s,
+        sleep=sleep,
+        clock=clock,
+        start=clock(),
+    )
+    try:
+        return watch.run()
+    except KeyboardInterrupt:
+        return "interrupted"
+
+
+@attrs.define(kw_only=True)
+class _Watch:
+    waits: deque[float]
+    on_hang: Callable[[HangReason], object]
+    sense: Callable[[tuple[int, ...]], object]
+    alarm: ProgressAlarm
+    crew: Crew
+    until_exit: bool
+    poll_s: float
+    sleep: Callable[[float], object]
+    clock: Callable[[], float]
+    start: float
+    pids: tuple[int, ...] = ()
+    warned: set[str] = attrs.field(factory=set)
+
+    def run(self) -> Ending:
+        was_met = False
+        while True:
+            self._look()
+            was_met = was_met or bool(self.pids)
+            is_over = self._pop_waits()
+            if not self.pids and was_met:
+                return "ended"
+
+            if not self.pids and not self.waits:
+                return "nobody"
+
+            self._check(is_over=is_over)
+            if not self.waits and not self.until_exit:
+                return "waited"
+
+            self._rest()
+
+    def _look(self) -> None:
+        try:
+            self.pids = self.crew.look(self.clock())
+        except Exception as error:  # noqa: BLE001 those known are kept
+            self._warn("cannot look for processes", error)
+
+    def _pop_waits(self) -> bool:
+        # A call can take longer than the time between two waits.
+        count = len(self.waits)
+        while self.waits and self.waits[0] <= self._elapsed():
+            self.waits.popleft()
+        return len(self.waits) < count
+
+    def _check(self, *, is_over: bool) -> None:
+        stalled = self._stalled()
+        if not self.pids or not (is_over or stalled):
+            return
+
+        reason = HangReason(
+            kind="wait" if is_over else "no progress",
+            elapsed_s=self._elapsed(),
+            pids=self.pids,
+            stalled=stalled,
+        )
+        try:
+            self.on_hang(reason)
+        except Exception:  # the next call may succeed
+            _logger.warning("what is called at a hang failed", exc_info=True)
+        # It has looked into the processes, and that can make them move.
+        self.alarm.excuse(self._values() or {})
+
+    def _stalled(self) -> tuple[tuple[str, float], ...]:
+        now, values = self.clock(), self._values()
+        if values is None:
+            return ()
+
+        self.alarm.saw(now, values)
+        return self.alarm.news(now)
+
+    def _values(self) -> Mapping[str, object] | None:
+        try:
+            seen = self.sense(self.pids)
+        except Exception as error:  # noqa: BLE001 it may be the user's own
+            self._warn("cannot tell what moves", error)
+            return None
+
+        return seen if isinstance(seen, Mapping) else {"the job": seen}
+
+    def _warn(self, text: str, error: Exception) -> None:
+        # Once: what fails at every look would fill the log.
+        if text not in self.warned:
+            self.warned.add(text)
+            _logger.warning(text, exc_info=error)
+
+    def _rest(self) -> None:
+        next_wait = self.waits[0] - self._elapsed() if self.waits else None
+        if next_wait is None or next_wait > self.poll_s:
+            self.sleep(self.poll_s)
+        else:
+            self.sleep(max(0.0, next_wait))
+
+    def _elapsed(self) -> float:
+        return self.clock() - self.start
+
+
+def _per_process(root: str) -> Callable[[tuple[int, ...]], object]:
+    def sense(pids: tuple[int, ...]) -> dict[str, int | None]:
+        return {f"process {x}": switches([x], root=root) for x in pids}
+
+    return sense
