@@ -210,3 +210,30 @@ def is_asleep(pid):
     status = Path(f"/proc/{pid}/status").read_text()
     is_free = "TracerPid:\t0" in status
     return is_free and ("State:\tS" in status or "State:\tR" in status)
+
+
+def test_side_car(job, tmp_path):
+    """
+    Who stands beside a job explains its hang, with no code in the job.
+    """
+    _, pids = job
+    who = [part for pid in pids for part in ("--pid", str(pid))]
+
+    got = subprocess.run(
+        [
+            *(sys.executable, "-m", "distdebug", "watch", "--json", *who),
+            *("--wait-seconds", "1", "--floor", "2"),
+            *("--output-dir", tmp_path / "hangs"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=ENVIRON,
+    )
+
+    assert 1 == got.returncode, got.stderr
+    (line,) = got.stdout.splitlines()
+    verdict = json.loads(line)["verdict"]
+    assert ("io_wait", [2]) == (verdict["cause"], verdict["ranks"])
+    assert "read_shard" == verdict["location"]["function"]
+    assert "taking a snapshot" in got.stderr

@@ -16,6 +16,7 @@ from . import (
     preflight,
     snapshot,
     stacks,
+    watch,
 )
 
 
@@ -27,6 +28,7 @@ _COMMANDS = (
     analyze,
     stacks,
     snapshot,
+    watch,
     dump,
     env,
     preflight,
