@@ -20,7 +20,9 @@ import pytest
 
 import distdebug
 
+from distdebug.diagnosis.everywhere import snapshot_everywhere
 from distdebug.errors import NodesError
+from distdebug.findings import Cause
 from distdebug.nodes.run import run_on_nodes
 from distdebug.nodes.slurm import Slurm
 
@@ -270,6 +272,28 @@ def test_large_value(job):
     )
 
     assert {3 << 20} == {len(result.value) for result in results}
+
+
+def test_snapshot(job, tmp_path):
+    """
+    A snapshot of all nodes has a part of each, and one diagnosis.
+    """
+    code = "import time\nprint(flush=True)\ntime.sleep(600)"
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "RANK": "0", "WORLD_SIZE": "1"},
+    ) as rank:
+        rank.stdout.readline()
+
+        taken = snapshot_everywhere(
+            tmp_path / "hang", engine=Slurm(job=job), pids=[rank.pid]
+        )
+        rank.kill()
+
+    assert ["ok"] * 3 == [n.status for n in taken.manifest.nodes]
+    assert () == taken.manifest.skipped
+    assert Cause.SLEEPING is taken.diagnosis.verdict.cause
 
 
 def test_hang(lab, job):

@@ -144,3 +144,25 @@ def test_help(capsys):
     text = capsys.readouterr().out
     assert "distdebug snapshot" in text.partition("Example:")[2]
     assert "Exit status" in text
+
+
+def test_slurm(taken, monkeypatch):
+    """
+    With a job of Slurm, all of its nodes are asked.
+    """
+    seen = []
+
+    def take(folder, *, engine, **_):
+        seen.append((folder, engine.job, engine.container_name))
+        return taken.snapshot
+
+    monkeypatch.setattr(
+        "distdebug.diagnosis.everywhere.snapshot_everywhere", take
+    )
+
+    status = main(
+        ["snapshot", "--slurm", "1234", "--container-name", "c", "hang"]
+    )
+
+    assert 1 == status
+    assert [("hang", "1234", "c")] == seen

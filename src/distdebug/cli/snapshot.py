@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from .options import Commands, add_command, positive_seconds, process_number
@@ -13,6 +14,8 @@ from .output import LiveLine, print_json
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..diagnosis.snapshot import Snapshot
 
 
@@ -30,6 +33,7 @@ Example:
   {prog} snapshot hang/
   {prog} snapshot --dump-dir dumps/ --log train.log hang/
   {prog} snapshot --pattern 'my_trainer\\.py' --native hang/
+  {prog} snapshot --slurm 1234 /shared/hang/
 
 Exit status: 0 all is well; 1 something was found; 2 could not look.
 """
@@ -77,8 +81,20 @@ def add_parser(commands: Commands) -> None:
 
 def _add_targets(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what to take")
-    what.add_argument(
+    where = what.add_mutually_exclusive_group()
+    where.add_argument(
         "--here", action="store_true", help="of this node (the default)"
+    )
+    where.add_argument(
+        "--slurm",
+        metavar="JOB",
+        help="of every node of this Slurm job; OUTPUT_DIR has to be on a file "
+        "system that they share",
+    )
+    what.add_argument(
+        "--container-name",
+        metavar="NAME",
+        help="with --slurm: enter this pyxis container on each node",
     )
     what.add_argument(
         "--dump-dir",
@@ -120,12 +136,23 @@ def run(args: argparse.Namespace) -> int:
     return 2 if taken.is_blind else int(not taken.diagnosis.is_healthy)
 
 
-def _take(args: argparse.Namespace) -> Snapshot:
-    from distdebug import snapshot
+def _how(args: argparse.Namespace) -> Callable[..., Snapshot]:
+    if args.slurm is None:
+        from distdebug import snapshot
 
+        return snapshot
+
+    from ..diagnosis.everywhere import snapshot_everywhere
+    from ..nodes.slurm import Slurm
+
+    engine = Slurm(job=args.slurm, container_name=args.container_name)
+    return partial(snapshot_everywhere, engine=engine)
+
+
+def _take(args: argparse.Namespace) -> Snapshot:
     line = LiveLine()
     try:
-        return snapshot(
+        return _how(args)(
             args.output_dir,
             dump_dir=args.dump_dir,
             pids=args.pid,
