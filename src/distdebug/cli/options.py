@@ -19,6 +19,7 @@ __all__ = [
     "RANKS_HELP",
     "Commands",
     "add_command",
+    "add_process_options",
     "chosen_groups",
     "chosen_ranks",
     "job_mesh",
@@ -28,6 +29,7 @@ __all__ = [
 ]
 
 Commands = Any  # argparse does not name the type of its sub-parsers
+OptionGroup = Any  # nor that of its groups
 
 RANKS_HELP = (
     "0-3,7 or ranks(1,3,5), ranks(1:10:2), ranks(pp=2, dp=(1,3), tp=2:8)"
@@ -71,6 +73,29 @@ def add_command(
     parser.epilog = f"Example{example}".replace("{prog}", prog)
     parser.set_defaults(run=run)
     return parser
+
+
+def add_process_options(group: OptionGroup) -> None:
+    """
+    Add the options that name processes.
+
+    Args:
+        group: Where to add them.
+    """
+    group.add_argument(
+        "--pid",
+        action="append",
+        type=process_number,
+        metavar="PID",
+        help="this process; may be given several times",
+    )
+    group.add_argument(
+        "--pattern",
+        action="append",
+        metavar="REGEX",
+        help="processes with this in their command line; may be given several "
+        "times",
+    )
 
 
 def positive_seconds(text: str) -> float:

@@ -9,7 +9,12 @@ import argparse
 from functools import partial
 from typing import TYPE_CHECKING
 
-from .options import Commands, add_command, positive_seconds, process_number
+from .options import (
+    Commands,
+    add_command,
+    add_process_options,
+    positive_seconds,
+)
 from .output import LiveLine, print_json
 
 
@@ -108,20 +113,7 @@ def _add_targets(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="keep the end of this file; may be given several times",
     )
-    what.add_argument(
-        "--pid",
-        action="append",
-        type=process_number,
-        metavar="PID",
-        help="this process; may be given several times",
-    )
-    what.add_argument(
-        "--pattern",
-        action="append",
-        metavar="REGEX",
-        help="processes with this in their command line; may be given several "
-        "times",
-    )
+    add_process_options(what)
 
 
 def run(args: argparse.Namespace) -> int:

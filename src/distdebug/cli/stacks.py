@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from .options import (
     Commands,
     add_command,
+    add_process_options,
     positive_seconds,
-    process_number,
 )
 from .output import LiveLine, print_json
 
@@ -73,20 +73,7 @@ def add_parser(commands: Commands) -> None:
         help="read stacks from here; by default running processes are looked at",
     )
     who = parser.add_argument_group("which processes")
-    who.add_argument(
-        "--pid",
-        action="append",
-        type=process_number,
-        metavar="PID",
-        help="this process; may be given several times",
-    )
-    who.add_argument(
-        "--pattern",
-        action="append",
-        metavar="REGEX",
-        help="processes with this in their command line; may be given several "
-        "times",
-    )
+    add_process_options(who)
     _add_look_options(parser)
     parser.add_argument(
         "--json", action="store_true", help="print everything as JSON"

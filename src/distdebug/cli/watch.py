@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from .options import (
     Commands,
     add_command,
+    add_process_options,
     positive_seconds,
-    process_number,
     warn,
 )
 from .output import print_json
@@ -118,15 +118,7 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
     what.add_argument(
         "--log", action="append", metavar="FILE", help="keep the end of it"
     )
-    what.add_argument(
-        "--pid", action="append", type=process_number, help="this process"
-    )
-    what.add_argument(
-        "--pattern",
-        action="append",
-        metavar="REGEX",
-        help="processes with this in their command line",
-    )
+    add_process_options(what)
 
 
 def run(args: argparse.Namespace) -> int:
