@@ -284,6 +284,28 @@ class TestCaptureNode:
         ]
         assert 3 == sum(p.status is CaptureStatus.OK for p in got.processes)
 
+    def test_nobody_answers_at_the_end(self, nodes, monkeypatch):
+        """
+        Nor is a kernel waited for that falls silent after the looks.
+        """
+        monkeypatch.setattr(node, "_GRACE_S", 0.1)
+
+        def never(who, looks, *, host):
+            if who.pid == 1001 and looks[-1].threads:
+                time.sleep(3)
+            return describe(who, looks, host=host)
+
+        describe = node.describe_process
+        monkeypatch.setattr(node, "describe_process", never)
+        start = time.monotonic()
+
+        got = capture(looks=1, timeout_s=0.2)
+
+        assert [1] == [
+            p.worker.rank for p in got.processes if not p.stacks.threads
+        ]
+        assert time.monotonic() - start < 3
+
     def test_tell(self, nodes):
         """
         It tells how far it is.

@@ -31,9 +31,6 @@ from .pyspy import dump_python
 
 __all__ = ["Look", "describe_process", "no_look", "take_look"]
 
-# Every thread costs a few readings of small files.
-_MOST_THREADS = 4096
-
 
 @attrs.frozen(kw_only=True)
 class Look:

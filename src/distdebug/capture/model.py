@@ -5,6 +5,7 @@ What became of looking into a process?
 from __future__ import annotations
 
 from enum import StrEnum
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -153,7 +154,7 @@ class Capture:
         """
         return tuple(p.stacks for p in self.processes)
 
-    @property
+    @cached_property
     def findings(self) -> tuple[Finding, ...]:
         """
         What the stacks of all workers say together, the verdict first.
@@ -167,11 +168,12 @@ class Capture:
         """
         Whether nothing could be seen, no stack and nothing else that tells.
         """
-        return not self.findings and not any(
+        is_seen = any(
             thread.frames or thread.native
             for process in self.processes
             for thread in process.stacks.threads
         )
+        return not is_seen and not self.findings
 
     def to_dict(self) -> dict[str, Any]:
         """

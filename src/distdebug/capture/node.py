@@ -12,7 +12,13 @@ import os
 import socket
 import time
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -99,9 +105,7 @@ def capture_node(  # noqa: PLR0913 each can be left out
     seen = _look(workers, looks, interval_s, deadline, tell)
     watched_s = time.monotonic() - start
 
-    processes: Sequence[ProcessCapture] = [
-        _process(worker, seen[worker.pid], host) for worker in workers
-    ]
+    processes = _describe(workers, seen, host, deadline)
     processes = ask_unseen(processes, deadline)
     processes = look_deeper(
         processes, native=native, cuda=cuda, deadline=deadline, tell=tell
@@ -214,6 +218,23 @@ def _look_once(
         tell=tell,
     )
     return [look or no_look() for look in taken]
+
+
+def _describe(
+    workers: Sequence[Worker],
+    seen: Mapping[int, list[Look]],
+    host: str,
+    deadline: float,
+) -> Sequence[ProcessCapture]:
+    # The kernel is asked once more, and it may not answer this time.
+    limit_s = max(min(_LOOK_S, deadline - time.monotonic()), 0.1) + _GRACE_S
+    described = each(
+        lambda w: _process(w, seen[w.pid], host), workers, timeout_s=limit_s
+    )
+    return [
+        process or _process(worker, [no_look()], host)
+        for worker, process in zip(workers, described, strict=True)
+    ]
 
 
 def _process(
