@@ -30,7 +30,7 @@ from distdebug.processes.state import read_state
 
 
 PROGRAMS = Path(__file__).parent / "programs"
-KILLS = int(os.environ.get("DISTDEBUG_KILLS", "160"))
+KILLS = int(os.environ.get("DISTDEBUG_KILLS", "240"))
 TARGETS = 8
 
 # How each may be ended, by accident or on purpose.
