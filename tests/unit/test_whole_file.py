@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.flight_recorder.recording.whole_file import (
+from distdebug._files import (
     replace_link,
     write_whole,
 )

@@ -10,8 +10,8 @@ import stat
 from collections.abc import Iterable
 from pathlib import Path
 
+from .._files import write_whole
 from ..findings import Missing
-from ..flight_recorder.recording.whole_file import write_whole
 
 
 __all__ = ["keep_tails"]

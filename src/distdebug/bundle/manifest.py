@@ -16,7 +16,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import stat
 
 from contextlib import suppress
 from pathlib import Path
@@ -24,9 +23,9 @@ from typing import Any, Literal, get_args
 
 import attrs
 
+from .._files import open_ordinary, write_whole
 from ..errors import BundleError
 from ..findings import Missing
-from ..flight_recorder.recording.whole_file import write_whole
 
 
 __all__ = [
@@ -212,12 +211,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
 
 
 def _read(path: Path) -> bytes:
-    # What lies there may be a pipe, at which opening would wait.
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            msg = "it is not a file"
-            raise ValueError(msg)
+    with open_ordinary(path, "it is not a file") as file:
         data = file.read(_MOST_BYTES + 1)
     if len(data) > _MOST_BYTES:
         msg = "it is too large"

@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from .._files import write_whole
 from .._text import clean
 from ..capture.tool import ToolOutput, find_tool, run_tool
 from ..findings import Missing
-from ..flight_recorder.recording.whole_file import write_whole
 from ..processes.environ import read_environ
 
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import tempfile
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import attrs
 
+from .._files import write_whole
 from ..findings import Missing
 from ..stacks.write import stacks_to_json, stacks_to_text
 from .model import Capture, ProcessCapture
@@ -78,7 +77,7 @@ def write_capture(capture: Capture, folder: Path) -> Capture:
             missing.append(process.missing(f"not written: {exc.strerror}"))
     table = json.dumps(capture.to_records(), indent=1)
     try:
-        files.append(_write_whole(folder / "workers.json", table))
+        files.append(_write(folder / "workers.json", table))
     except OSError as exc:
         reason = f"not written: {exc.strerror}"
         lost = Missing(what="list of workers", reason=reason)
@@ -90,24 +89,12 @@ def _write_process(
     process: ProcessCapture, folder: Path, host: str
 ) -> Iterator[Path]:
     name = f"{host}_{process.worker.pid}"
-    yield _write_whole(
-        folder / f"pyspy_{name}.json", stacks_to_json(process.stacks)
-    )
-    yield _write_whole(
-        folder / f"pyspy_{name}.txt", stacks_to_text(process.stacks)
-    )
+    yield _write(folder / f"pyspy_{name}.json", stacks_to_json(process.stacks))
+    yield _write(folder / f"pyspy_{name}.txt", stacks_to_text(process.stacks))
     if process.cuda_text:
-        yield _write_whole(folder / f"cudagdb_{name}.txt", process.cuda_text)
+        yield _write(folder / f"cudagdb_{name}.txt", process.cuda_text)
 
 
-def _write_whole(path: Path, text: str) -> Path:
-    fd, name = tempfile.mkstemp(dir=path.parent, prefix=".distdebug-")
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(text.encode("utf-8", "replace"))
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
+def _write(path: Path, text: str) -> Path:
+    write_whole(path, text.encode("utf-8", "replace"))
     return path

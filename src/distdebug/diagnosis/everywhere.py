@@ -14,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from .._files import write_whole
 from ..bundle.manifest import (
     Manifest,
     NodeEntry,
@@ -21,7 +22,6 @@ from ..bundle.manifest import (
     write_manifest,
 )
 from ..findings import Cause, Diagnosis, Finding, Missing
-from ..flight_recorder.recording.whole_file import write_whole
 from ..nodes.model import Engine, NodeResult
 from ..nodes.run import run_on_nodes
 from .diagnose import diagnose

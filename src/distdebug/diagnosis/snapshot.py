@@ -20,6 +20,7 @@ from typing import Any
 
 import attrs
 
+from .._files import write_whole
 from .._text import clean
 from ..bundle.dumps import ask_ranks, keep_dumps
 from ..bundle.logs import keep_tails
@@ -35,7 +36,6 @@ from ..capture.files import make_folder, write_capture
 from ..capture.node import Native, capture_node
 from ..findings import Cause, Diagnosis, Finding, Missing
 from ..findings.text import missing_lines
-from ..flight_recorder.recording.whole_file import write_whole
 from ..processes.roles.patterns import compile_patterns
 from .diagnose import diagnose
 

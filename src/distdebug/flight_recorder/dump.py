@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from .._files import replace_link, write_whole
 from ..errors import RecorderError
 from .recording.current import (
     Recording,
@@ -26,7 +27,6 @@ from .recording.folder import make_folder
 from .recording.plan import plan_flight_recorder
 from .recording.settings import RecorderSettings
 from .recording.trace import read_trace
-from .recording.whole_file import replace_link, write_whole
 from .request import DumpRequest, request_dumps
 from .sidecar import write_sidecar
 

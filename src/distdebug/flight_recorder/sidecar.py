@@ -12,13 +12,11 @@ library.
 from __future__ import annotations
 
 import json
-import os
-import stat
 
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .recording.whole_file import write_whole
+from .._files import open_ordinary, write_whole
 
 
 __all__ = [
@@ -177,10 +175,7 @@ def read_sidecar(path: Path) -> Sidecar:
 
         ValueError: It is not a side-car.
     """
-    with open(path, "rb", opener=_open_at_once) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            msg = "not a side-car: it is no regular file"
-            raise ValueError(msg)
+    with open_ordinary(path, "not a side-car: it is no regular file") as file:
         data = file.read(_MOST_BYTES)
     try:
         return parse_sidecar(json.loads(data), str(path))
@@ -190,11 +185,6 @@ def read_sidecar(path: Path) -> Sidecar:
     ) as exc:
         msg = f"not a side-car: {type(exc).__name__}: {exc}"
         raise ValueError(msg) from None
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    # A pipe would have us wait until somebody writes to it.
-    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def parse_sidecar(data: Any, path: str) -> Sidecar:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import tomllib
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,6 +19,7 @@ from typing import Any, get_args
 
 import attrs
 
+from .._files import read_ordinary
 from ..errors import RulesError
 from ..findings import Cause, Confidence
 from .patterns import check_pattern
@@ -233,27 +233,11 @@ def load_rules(path: str | os.PathLike[str]) -> RuleBook:
 def _load(path: str | os.PathLike[str], *, is_ours: bool) -> RuleBook:
     name = os.fspath(path)
     try:
-        table = tomllib.loads(_read(Path(path)).decode())
+        table = tomllib.loads(read_ordinary(path, _MOST_BYTES).decode())
     except (OSError, ValueError, RecursionError) as exc:
         raise RulesError(str(exc), name) from None
 
     return _book(table, name, is_ours=is_ours)
-
-
-def _read(path: Path) -> bytes:
-    # To open a pipe that nobody writes to takes for ever.
-    def opener(name: str, flags: int) -> int:
-        return os.open(name, flags | os.O_NONBLOCK)
-
-    with open(path, "rb", opener=opener) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            msg = "not an ordinary file"
-            raise ValueError(msg)
-        data = file.read(_MOST_BYTES + 1)
-    if len(data) > _MOST_BYTES:
-        msg = f"larger than {_MOST_BYTES:,} bytes"
-        raise ValueError(msg)
-    return data
 
 
 def read_rules(paths: Iterable[str | os.PathLike[str]] = ()) -> RuleBook:

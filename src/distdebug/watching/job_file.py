@@ -9,12 +9,11 @@ after their number is known to be small too.
 from __future__ import annotations
 
 import os
-import stat
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from .._files import read_ordinary
 from .._text import clean
 from ..errors import ConfigError, MissingDependencyError
 
@@ -51,7 +50,7 @@ def read_job_file(path: str | os.PathLike[str]) -> Mapping[object, object]:
 
     name = clean(os.fspath(path), limit=400)
     try:
-        document = _build(yaml.SafeLoader(_read(Path(path))))
+        document = _build(yaml.SafeLoader(read_ordinary(path, _MOST_BYTES)))
     except OSError as error:
         msg = f"{name}: cannot be read: {error.strerror}"
         raise ConfigError(msg) from None
@@ -70,23 +69,6 @@ def read_job_file(path: str | os.PathLike[str]) -> Mapping[object, object]:
         msg = f"{name}: must be made of sections with names"
         raise ConfigError(msg)
     return document
-
-
-def _read(path: Path) -> bytes:
-    # To open a pipe that nobody writes to takes for ever.
-    def opener(name: str, flags: int) -> int:
-        return os.open(name, flags | os.O_NONBLOCK)
-
-    with open(path, "rb", opener=opener) as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            msg = "not an ordinary file"
-            raise ValueError(msg)
-
-        data = file.read(_MOST_BYTES + 1)
-    if len(data) > _MOST_BYTES:
-        msg = f"larger than {_MOST_BYTES:,} bytes"
-        raise ValueError(msg)
-    return data
 
 
 def _build(loader: Any) -> object:

@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable
 from types import TracebackType
 
+from ..._files import write_whole
 from ..._text import clean
 from ...errors import NotRecordingError
 from ..dump import write_dump, write_words
@@ -25,7 +26,6 @@ from .complaints import quietly
 from .current import TRACEBACK_SUFFIX, Recording, current_recording
 from .describe import describe_process, traceback_frames
 from .trace import is_in_flight
-from .whole_file import write_whole
 
 
 __all__ = ["hook_ends", "leave_words", "note_end", "note_start"]

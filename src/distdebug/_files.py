@@ -1,0 +1,126 @@
+"""
+How does a file appear whole or not at all, and how is one read without waiting?
+
+This module is imported inside training jobs: it needs nothing but the standard
+library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+
+__all__ = ["open_ordinary", "read_ordinary", "replace_link", "write_whole"]
+
+
+def open_ordinary(path: str | os.PathLike[str], complaint: str) -> IO[bytes]:
+    """
+    Open a file to be read, if it is an ordinary one.
+
+    What lies there may be a pipe in truth, at which opening would wait until
+    somebody writes to it.
+
+    Args:
+        path: The file.
+
+        complaint: What to say of anything else.
+
+    Returns:
+        The file, opened.
+
+    Raises:
+        OSError: It cannot be opened.
+
+        ValueError: It is no ordinary file.
+    """
+    file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 pathlib knows no opener
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise ValueError(complaint)
+
+    return file
+
+
+def read_ordinary(path: str | os.PathLike[str], most: int) -> bytes:
+    """
+    Read an ordinary file of ordinary size.
+
+    Args:
+        path: The file.
+
+        most: How many bytes it may have.
+
+    Returns:
+        All its content.
+
+    Raises:
+        OSError: It cannot be read.
+
+        ValueError: It is no ordinary file, or too large.
+    """
+    with open_ordinary(path, "not an ordinary file") as file:
+        data = file.read(most + 1)
+    if len(data) > most:
+        msg = f"larger than {most:,} bytes"
+        raise ValueError(msg)
+
+    return data
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """
+    Write a file under a temporary name beside it, then rename it.
+
+    Whoever reads *path* sees the earlier file or all of the new one.  Only
+    the owner may read it: stacks can tell secrets.
+
+    Args:
+        path: The file.
+
+        data: All its content.
+
+    Raises:
+        OSError: It cannot be written; nothing is left behind.
+    """
+    with _renamed(path) as temporary:
+        temporary.touch(0o600, exist_ok=False)
+        temporary.write_bytes(data)
+
+
+def replace_link(path: Path, target: str) -> None:
+    """
+    Let *path* be a symbolic link to *target*, also if it was another before.
+
+    Args:
+        path: The link.
+
+        target: What it points to, seen from its folder.
+
+    Raises:
+        OSError: It cannot be made; nothing is left behind.
+    """
+    with _renamed(path) as temporary:
+        temporary.symlink_to(target)
+
+
+@contextlib.contextmanager
+def _renamed(path: Path) -> Iterator[Path]:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        yield temporary
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
