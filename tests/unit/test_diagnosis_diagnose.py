@@ -15,7 +15,12 @@ from distdebug.flight_recorder.sidecar import (
     SidecarFrame,
     write_sidecar,
 )
-from distdebug.stacks.model import ProcessStacks, StackFrame, ThreadStack
+from distdebug.stacks.model import (
+    ProcessStacks,
+    StackFrame,
+    ThreadActivity,
+    ThreadStack,
+)
 from distdebug.stacks.write import stacks_to_json
 from distdebug.testing import SimulatedJob, make_dumps
 
@@ -70,6 +75,43 @@ def test_stacks(hang):
     verdict = diagnose(hang).verdict
 
     assert Cause.SLEEPING is verdict.detail_cause
+
+
+def test_contradiction(hang):
+    """
+    If the stacks show that the job goes on, that is not hidden.
+    """
+    moving = ThreadActivity(
+        seconds=2.0,
+        voluntary=40,
+        involuntary=0,
+        cpu_s=1.0,
+        has_moved=True,
+        has_left=True,
+    )
+    for rank in range(4):
+        thread = ThreadStack(
+            name="MainThread",
+            frames=(StackFrame("step", "/home/me/train.py", 40),),
+            thread_id=7 + rank,
+            is_main=True,
+            activity=moving,
+        )
+        process = ProcessStacks(
+            pid=7 + rank, source="", threads=(thread,), rank=rank
+        )
+        path = hang / f"pyspy_node1_{7 + rank}.json"
+        path.write_text(stacks_to_json(process))
+
+    diagnosis = diagnose(hang)
+
+    assert (Cause.RANK_NOT_ARRIVED, "possible") == (
+        diagnosis.verdict.cause,
+        diagnosis.verdict.confidence,
+    )
+    assert "; but ranks 0-3 are moving" in diagnosis.verdict.summary
+    assert diagnosis.verdict == diagnosis.findings[0]
+    assert Cause.PROGRESSING is diagnosis.findings[-1].cause
 
 
 def test_sidecar(hang):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import attrs
@@ -28,6 +28,15 @@ __all__ = ["diagnose"]
 # Stacks are often pasted, or printed by the job itself.
 _LOGS = {".err", ".log", ".out", ".txt"}
 _WAITS = {Cause.COLLECTIVE_WAIT, Cause.RENDEZVOUS_WAIT}
+# A job that goes on has none of these.
+_STUCK = {
+    Cause.RANK_NOT_ARRIVED,
+    Cause.RANK_NOT_STARTED,
+    Cause.RANK_BLOCKED_IN_LAUNCH,
+    Cause.COLLECTIVE_STUCK_IN_FLIGHT,
+    Cause.GROUP_ORDER_DEADLOCK,
+    Cause.P2P_DEADLOCK,
+}
 _UNKNOWN = Finding(
     cause=Cause.UNKNOWN,
     ranks=(),
@@ -72,6 +81,7 @@ def diagnose(
 
     views = host_views(dumps, found.stacks)
     diagnosis = refine(diagnosis, views, dumps)
+    diagnosis = _with_movement(diagnosis, found.stacks)
     return attrs.evolve(
         diagnosis, missing=(*diagnosis.missing, *found.missing)
     )
@@ -80,6 +90,30 @@ def diagnose(
 def _may_hold_stacks(path: Path) -> bool:
     is_log = path.suffix in _LOGS
     return path.is_dir() or is_log or is_stack_like(path.name)
+
+
+def _with_movement(
+    diagnosis: Diagnosis, stacks: Sequence[ProcessStacks]
+) -> Diagnosis:
+    """
+    Say so if the dumps show a wait, and the stacks a job that goes on.
+    """
+    is_stuck = diagnosis.verdict.cause in _STUCK
+    seen = explain_stacks(stacks) if is_stuck else ()
+    moving = [f for f in seen if f.cause is Cause.PROGRESSING]
+    if not moving:
+        return diagnosis
+
+    verdict = attrs.evolve(
+        diagnosis.verdict,
+        confidence="possible",
+        summary=f"{diagnosis.verdict.summary}; but {moving[0].summary}",
+        evidence=(*diagnosis.verdict.evidence, *moving[0].evidence),
+    )
+    others = [f for f in diagnosis.findings if f != diagnosis.verdict]
+    return attrs.evolve(
+        diagnosis, verdict=verdict, findings=(verdict, *others, *moving)
+    )
 
 
 def _from_stacks(found: StackFiles) -> Diagnosis:
