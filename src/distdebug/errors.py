@@ -18,6 +18,7 @@ Exceptions that *distdebug* raises on purpose.
     ├── NodesError (RuntimeError)
     ├── RulesError (ValueError)
     ├── ConfigError (ValueError)
+    ├── HookError (RuntimeError)
     └── MissingDependencyError (ImportError)
 """
 
@@ -31,6 +32,7 @@ __all__ = [
     "DistdebugError",
     "DumpError",
     "DumpFormatError",
+    "HookError",
     "MeshError",
     "MissingDependencyError",
     "NoDumpsError",
@@ -193,6 +195,12 @@ class RulesError(DistdebugError, ValueError):
 class ConfigError(DistdebugError, ValueError):
     """
     What was asked of a watch is not understood.
+    """
+
+
+class HookError(DistdebugError, RuntimeError):
+    """
+    Somebody could not be told that a job hangs.
     """
 
 

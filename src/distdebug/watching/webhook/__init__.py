@@ -1,0 +1,3 @@
+"""
+How does a chat service learn that a job hangs?
+"""
