@@ -12,9 +12,10 @@ import attrs
 import pytest
 
 from distdebug.errors import NodesError
-from distdebug.nodes.here import Here
-from distdebug.nodes.model import NodeStatus, Place, Trouble
+from distdebug.nodes.model import Bound, NodeStatus, Trouble
+from distdebug.nodes.process import run_errand
 from distdebug.nodes.run import run_on_nodes
+from distdebug.nodes.side_by_side import side_by_side
 
 
 @attrs.frozen(kw_only=True)
@@ -26,27 +27,35 @@ class Pretended:
     hosts: tuple[str, ...] = ("a", "b", "c")
     python: str = sys.executable
     at_once: int = 3
-    grace_s: float = 0.0
 
-    def places(self):
+    def run(self, argv, *, data, timeout_s):
         """
-        Which nodes are there?
+        What does a command leave on each node?
         """
-        return [Place(h, ("env", f"NODE={h}")) for h in self.hosts]
+        bound = Bound(timeout_s=timeout_s)
 
-    def environment(self):
-        """
-        Which environment do commands run in?
-        """
-        return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        def ask(node):
+            ended = run_errand(
+                argv,
+                data=data,
+                environment={
+                    **os.environ,
+                    "NODE": node,
+                    "PYTHONPATH": os.pathsep.join(sys.path),
+                },
+                bound=bound,
+            )
+            if b"is gone" in ended.complaint:
+                trouble = Trouble(NodeStatus.DEAD, "nobody there", "wait")
+                return ended._replace(trouble=trouble)
+            return ended
 
-    def explain(self, complaint):
-        """
-        What does a complaint mean?
-        """
-        if "is gone" in complaint:
-            return Trouble(NodeStatus.DEAD, "nobody there", "wait")
-        return None
+        yield from side_by_side(
+            ask,
+            {h: h for h in self.hosts},
+            at_once=self.at_once,
+            stop=bound.stop,
+        )
 
 
 def run(work, *, timeout_s=60.0, engine=None, **options):
@@ -230,10 +239,3 @@ class TestCommand:
         """
         with pytest.raises(NodesError, match="no engine 'cloud'"):
             run_on_nodes(["true"], engine="cloud")
-
-
-def test_here_explains_nothing():
-    """
-    Nobody is between us and a command on this node.
-    """
-    assert Here().explain("anything") is None

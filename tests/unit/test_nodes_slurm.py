@@ -11,6 +11,7 @@ import pytest
 
 from distdebug.errors import NodesError
 from distdebug.nodes import slurm
+from distdebug.nodes.model import Ended
 from distdebug.nodes.run import run_on_nodes
 from distdebug.nodes.slurm import Slurm
 
@@ -76,7 +77,7 @@ class TestPlaces:
         """
         got = Slurm(job=7).places()
 
-        assert ["n1", "n2", "n3", "x-1"] == [place.host for place in got]
+        assert ["n1", "n2", "n3", "x-1"] == list(got)
 
     def test_container(self, job):
         """
@@ -84,9 +85,9 @@ class TestPlaces:
         """
         engine = Slurm(job=7, container_name="train")
 
-        place = engine.places()[0]
+        prefix = engine.places()["n1"]
 
-        assert "--container-name=train" == place.prefix[-1]
+        assert "--container-name=train" == prefix[-1]
         assert "python3" == engine.python
         assert sys.executable == Slurm(job=7).python
 
@@ -97,9 +98,9 @@ class TestPlaces:
         command("squeue", "echo '8|RUNNING|n1'; echo '9|RUNNING|n1'")
         command("scontrol", "echo n1")
 
-        (got,) = Slurm(job="7").places()
+        got = Slurm(job="7").places()
 
-        assert "--jobid=8" in got.prefix
+        assert "--jobid=8" in got["n1"]
 
     @pytest.mark.parametrize("number", ["x", "7;ls", "-7", "7 8", ""])
     def test_no_number(self, number):
@@ -205,7 +206,7 @@ class TestExplain:
         """
         What Slurm says is told in plain words, quoted, with what helps.
         """
-        got = Slurm(job=7).explain(f"noise\n{complaint}\n")
+        got = slurm._trouble(Ended(complaint=f"noise\n{complaint}\n".encode()))
 
         assert status == got.status
         assert reason in got.reason
@@ -224,4 +225,4 @@ class TestExplain:
         """
         What the command itself says is not Slurm's trouble.
         """
-        assert Slurm(job=7).explain(complaint) is None
+        assert slurm._trouble(Ended(complaint=complaint.encode())) is None

@@ -7,12 +7,14 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import time
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import attrs
 
-from .model import Place, Trouble
+from .model import Arrival, Bound
+from .process import run_errand
 
 
 __all__ = ["Here"]
@@ -25,42 +27,32 @@ class Here:
 
     Attributes:
         python: The Python that runs functions; by default this one.
-
-        at_once: How many nodes are asked at the same time.
-
-        grace_s: How long a command may clean up, in seconds.
     """
 
     python: str = sys.executable
-    at_once: int = 1
-    grace_s: float = 0.0
 
-    def places(self) -> Sequence[Place]:
+    def run(
+        self, argv: Sequence[str], *, data: bytes | None, timeout_s: float
+    ) -> Iterator[Arrival]:
         """
-        Which nodes are there?
-
-        Returns:
-            This one.
-        """
-        return [Place(socket.gethostname())]
-
-    def environment(self) -> Mapping[str, str]:
-        """
-        Which environment do commands run in?
-
-        Returns:
-            That of this process.
-        """
-        return os.environ
-
-    def explain(self, complaint: str) -> Trouble | None:  # noqa: ARG002
-        """
-        What does a complaint mean?
+        What does a command leave here?
 
         Args:
-            complaint: What was printed to the standard error.
+            argv: The command.
 
-        Returns:
-            ``None``: there is nobody between us and the command.
+            data: What it reads from its standard input, if anything.
+
+            timeout_s: How long it may take, in seconds.
+
+        Yields:
+            The one answer.
         """
-        return None
+        begin = time.monotonic()
+        ended = run_errand(
+            argv,
+            environment=os.environ,
+            bound=Bound(timeout_s=timeout_s),
+            data=data,
+        )
+        seconds = time.monotonic() - begin
+        yield Arrival(socket.gethostname(), ended, seconds=seconds)

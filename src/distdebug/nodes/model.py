@@ -4,14 +4,24 @@ What became of a command on a node, and what may run one?
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
 import attrs
 
 
-__all__ = ["Engine", "NodeResult", "NodeStatus", "Place", "Trouble"]
+__all__ = [
+    "Arrival",
+    "Bound",
+    "Ended",
+    "Engine",
+    "NodeResult",
+    "NodeStatus",
+    "Trouble",
+]
 
 
 class NodeStatus(StrEnum):
@@ -56,23 +66,9 @@ class NodeResult:
     seconds: float = 0.0
 
 
-class Place(NamedTuple):
-    """
-    A node, and how a command gets there.
-
-    Attributes:
-        host: The name of the node.
-
-        prefix: What stands before a command, so that it runs there.
-    """
-
-    host: str
-    prefix: tuple[str, ...] = ()
-
-
 class Trouble(NamedTuple):
     """
-    What the complaint of an engine means.
+    What an engine knows about a command that went wrong.
 
     Attributes:
         status: How it went, then.
@@ -87,6 +83,66 @@ class Trouble(NamedTuple):
     remedy: str = ""
 
 
+class Ended(NamedTuple):
+    """
+    What a command left.
+
+    Attributes:
+        status: Its exit status; ``None`` if it was ended by us.
+
+        output: The last 32 MiB that it printed.
+
+        complaint: The last 32 MiB of its standard error.
+
+        trouble: What the engine knows about it; ``None`` if it is not the
+            engine's.
+    """
+
+    status: int | None = None
+    output: bytes = b""
+    complaint: bytes = b""
+    trouble: Trouble | None = None
+
+
+class Arrival(NamedTuple):
+    """
+    What came back from one node.
+
+    Attributes:
+        host: The name of the node.
+
+        ended: What the command left there.
+
+        total: How many nodes there are.
+
+        seconds: How long it took.
+    """
+
+    host: str
+    ended: Ended
+    total: int = 1
+    seconds: float = 0.0
+
+
+@attrs.frozen(kw_only=True)
+class Bound:
+    """
+    When a command is ended.
+
+    Attributes:
+        timeout_s: How long it may take, in seconds.
+
+        grace_s: How long after SIGTERM it is killed, in seconds; with 0 it is
+            killed at once.
+
+        stop: Set by who wants no more of it.
+    """
+
+    timeout_s: float
+    grace_s: float = 0.0
+    stop: threading.Event = attrs.field(factory=threading.Event)
+
+
 class Engine(Protocol):
     """
     What brings commands to the nodes of a job.
@@ -98,39 +154,21 @@ class Engine(Protocol):
         Which Python runs functions on a node?
         """
 
-    @property
-    def at_once(self) -> int:
+    def run(
+        self, argv: Sequence[str], *, data: bytes | None, timeout_s: float
+    ) -> Iterator[Arrival]:
         """
-        How many nodes may be asked at the same time?
-        """
+        What does a command leave on each node, as they come?
 
-    @property
-    def grace_s(self) -> float:
-        """
-        How long may it clean up when its time is over, in seconds?
-        """
-
-    def places(self) -> Sequence[Place]:
-        """
-        Which nodes are there, and how is each reached?
-
-        Raises:
-            NodesError: Nobody can tell.
-        """
-
-    def environment(self) -> Mapping[str, str]:
-        """
-        Which environment do its commands run in?
-        """
-
-    def explain(self, complaint: str) -> Trouble | None:
-        """
-        What does it mean that a command failed with this complaint?
+        What still runs when the iterator is closed is ended.
 
         Args:
-            complaint: What was printed to the standard error.
+            argv: The command.
 
-        Returns:
-            The trouble of the engine; ``None`` if it has nothing to do with
-            the engine.
+            data: What it reads from its standard input, if anything.
+
+            timeout_s: How long it may take on each node, in seconds.
+
+        Raises:
+            NodesError: The nodes are not known.
         """

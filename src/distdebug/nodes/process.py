@@ -8,17 +8,18 @@ import os
 import selectors
 import signal
 import subprocess
+import tempfile
 import threading
 import time
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import IO, NamedTuple
+from typing import IO
 
-import attrs
+from .model import Bound, Ended, NodeStatus, Trouble
 
 
-__all__ = ["MOST_BYTES", "Bound", "Ended", "run_process"]
+__all__ = ["MOST_BYTES", "Bound", "Ended", "run_errand", "run_process"]
 
 # Of each of both streams; what came first is dropped.
 MOST_BYTES = 1 << 25
@@ -26,42 +27,6 @@ MOST_BYTES = 1 << 25
 _BEAT_S = 0.1
 # What waits inside the kernel cannot be killed before that is over.
 _REAP_S = 5.0
-
-
-@attrs.frozen(kw_only=True)
-class Bound:
-    """
-    When a command is ended.
-
-    Attributes:
-        timeout_s: How long it may take, in seconds.
-
-        grace_s: How long after SIGTERM it is killed, in seconds; with 0 it is
-            killed at once.
-
-        stop: Set by who wants no more of it.
-    """
-
-    timeout_s: float
-    grace_s: float = 0.0
-    stop: threading.Event = attrs.field(factory=threading.Event)
-
-
-class Ended(NamedTuple):
-    """
-    What a command left.
-
-    Attributes:
-        status: Its exit status; ``None`` if it was ended by us.
-
-        output: The last 32 MiB that it printed.
-
-        complaint: The last 32 MiB of its standard error.
-    """
-
-    status: int | None
-    output: bytes
-    complaint: bytes
 
 
 def run_process(
@@ -114,8 +79,48 @@ def run_process(
             _end(process)
             kept.close()
 
+    output, complaint = map(bytes, kept.kept.values())
     status = process.returncode if in_time else None
-    return Ended(status, *map(bytes, kept.kept.values()))
+    return Ended(status, output, complaint)
+
+
+def run_errand(
+    argv: Sequence[str],
+    *,
+    data: bytes | None,
+    environment: Mapping[str, str],
+    bound: Bound,
+) -> Ended:
+    """
+    What does this command make of this data?
+
+    Args:
+        argv: The command.
+
+        data: What it reads from its standard input, if anything.
+
+        environment: Its environment.
+
+        bound: When it is ended.
+
+    Returns:
+        What it left; that it cannot be started is a trouble.
+    """
+    try:
+        with tempfile.TemporaryFile() as file:
+            file.write(data or b"")
+            file.seek(0)
+            return run_process(
+                argv, environment=environment, bound=bound, stdin=file
+            )
+    except (OSError, ValueError) as exc:
+        return Ended(
+            trouble=Trouble(
+                NodeStatus.FAILED,
+                f"it could not be started: {exc}",
+                "see whether the command exists and may be run here",
+            )
+        )
 
 
 class _Streams:

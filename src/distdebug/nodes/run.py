@@ -4,22 +4,16 @@ How does one command run on every node of a job?
 
 from __future__ import annotations
 
-import subprocess
-import tempfile
-import time
-
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import IO, Literal
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Literal
 
 import attrs
 
 from .._text import clean, without_controls
 from ..errors import NodesError
 from .here import Here
-from .model import Engine, NodeResult, NodeStatus, Place
+from .model import Arrival, Engine, NodeResult, NodeStatus, Trouble
 from .parcel import Parcel, pack, unpack_answer
-from .process import Bound, Ended, run_process
 
 
 __all__ = ["run_on_nodes"]
@@ -55,118 +49,72 @@ def run_on_nodes(
         One result per node, as they come.
 
     Raises:
-        NodesError: The nodes are not known, the function cannot travel, or
-            the command is none.
+        NodesError: The function cannot travel, or the command is none; with
+            the first result: the nodes are not known.
     """
     if isinstance(engine, str):
         if engine != "here":
             msg = f"there is no engine {engine!r}"
             raise NodesError(msg, remedy="say 'here', or give an engine")
         engine = Here()
-    errand = _errand(function_or_argv, engine.python, timeout_s)
-    bound = Bound(timeout_s=timeout_s, grace_s=engine.grace_s)
-    asking = _Asking(engine=engine, errand=errand, bound=bound)
-    return _results(asking, engine.places(), tell)
-
-
-@attrs.frozen
-class _Errand:
-    """
-    What is run on every node.
-    """
-
-    argv: tuple[str, ...]
-    parcel: Parcel | None = None
-
-
-@attrs.frozen(kw_only=True)
-class _Asking:
-    """
-    What asking one node takes.
-    """
-
-    engine: Engine
-    errand: _Errand
-    bound: Bound
-
-
-def _errand(
-    work: Callable[[], object] | Sequence[str], python: str, timeout_s: float
-) -> _Errand:
+    work, parcel = function_or_argv, None
     if callable(work):
         parcel = pack(work, timeout_s)
-        return _Errand((python, *parcel.arguments), parcel)
-    if isinstance(work, str) or not work:
+        work = (engine.python, *parcel.arguments)
+    elif isinstance(work, str) or not work:
         msg = f"{work!r} is no command"
         raise NodesError(msg, remedy="give a list: the program, its arguments")
-    return _Errand(tuple(work))
+    arrivals = engine.run(
+        tuple(work), data=parcel and parcel.data, timeout_s=timeout_s
+    )
+    return _results(arrivals, parcel, timeout_s, tell)
 
 
 def _results(
-    asking: _Asking,
-    places: Sequence[Place],
+    arrivals: Iterator[Arrival],
+    parcel: Parcel | None,
+    timeout_s: float,
     tell: Callable[[int, int], object],
 ) -> Iterator[NodeResult]:
-    workers = max(1, min(asking.engine.at_once, len(places)))
-    with ThreadPoolExecutor(workers) as pool:
-        try:
-            waiting = [pool.submit(_ask, asking, place) for place in places]
-            for done, future in enumerate(as_completed(waiting), 1):
-                tell(done, len(places))
-                yield future.result()
-        finally:
-            asking.bound.stop.set()
-            pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _ask(asking: _Asking, place: Place) -> NodeResult:
-    begin = time.monotonic()
     try:
-        with tempfile.TemporaryFile() as file:
-            ended = run_process(
-                [*place.prefix, *asking.errand.argv],
-                environment=asking.engine.environment(),
-                bound=asking.bound,
-                stdin=_stdin(file, asking.errand.parcel),
-            )
-    except (OSError, ValueError) as exc:
-        ended = None
-        result = NodeResult(
-            host=place.host,
-            status=NodeStatus.FAILED,
-            reason=f"it could not be started: {exc}",
-            remedy="see whether the command exists and may be run here",
-        )
-    if ended is not None:
-        result = _result(asking, place.host, ended)
-    return attrs.evolve(result, seconds=time.monotonic() - begin)
+        for done, arrival in enumerate(arrivals, 1):
+            tell(done, arrival.total)
+            yield _result(arrival, parcel, timeout_s)
+    finally:
+        # Also where nobody counts references, and when *tell* fails.
+        if isinstance(arrivals, Generator):
+            arrivals.close()
 
 
-def _stdin(file: IO[bytes], parcel: Parcel | None) -> IO[bytes] | int:
-    if parcel is None:
-        return subprocess.DEVNULL
-    file.write(parcel.data)
-    file.seek(0)
-    return file
-
-
-def _result(asking: _Asking, host: str, ended: Ended) -> NodeResult:
+def _result(
+    arrival: Arrival, parcel: Parcel | None, timeout_s: float
+) -> NodeResult:
+    ended = arrival.ended
     output = ended.output.decode("utf-8", "replace")
     complaint = ended.complaint.decode("utf-8", "replace")
     answer = None
-    if asking.errand.parcel:
-        answer, output = unpack_answer(asking.errand.parcel, output)
+    if parcel:
+        answer, output = unpack_answer(parcel, output)
     shown = without_controls(f"{output.strip()}\n{complaint.strip()}").strip()
     result = NodeResult(
-        host=host, status=NodeStatus.OK, output=shown[-_MOST_OUTPUT:]
+        host=clean(arrival.host),
+        status=NodeStatus.OK,
+        output=shown[-_MOST_OUTPUT:],
+        seconds=arrival.seconds,
     )
 
     # An answer is one, however the way back ended.
     if answer is not None:
         return _answered(result, answer)
-    if ended.status == 0 and not asking.errand.parcel:
+    if ended.status == 0 and not parcel:
         return result
-    return _failed(asking, result, ended.status, complaint)
+    trouble = ended.trouble or _trouble(ended.status, complaint, timeout_s)
+    return attrs.evolve(
+        result,
+        status=trouble.status,
+        reason=clean(trouble.reason),
+        remedy=clean(trouble.remedy),
+    )
 
 
 def _answered(result: NodeResult, answer: dict[str, object]) -> NodeResult:
@@ -180,29 +128,17 @@ def _answered(result: NodeResult, answer: dict[str, object]) -> NodeResult:
     )
 
 
-def _failed(
-    asking: _Asking, result: NodeResult, status: int | None, complaint: str
-) -> NodeResult:
-    trouble = asking.engine.explain(complaint)
-    if trouble:
-        return attrs.evolve(
-            result,
-            status=trouble.status,
-            reason=clean(trouble.reason),
-            remedy=trouble.remedy,
-        )
+def _trouble(status: int | None, complaint: str, timeout_s: float) -> Trouble:
     if status is None:
-        return attrs.evolve(
-            result,
-            status=NodeStatus.TIMED_OUT,
-            reason=f"no answer after {asking.bound.timeout_s:g} s",
-            remedy="give it more time, or look at the node itself",
+        return Trouble(
+            NodeStatus.TIMED_OUT,
+            f"no answer after {timeout_s:g} s",
+            "give it more time, or look at the node itself",
         )
-    return attrs.evolve(
-        result,
-        status=NodeStatus.FAILED,
-        reason=_last_words(status, complaint),
-        remedy=_missing_remedy(complaint),
+    return Trouble(
+        NodeStatus.FAILED,
+        _last_words(status, complaint),
+        _missing_remedy(complaint),
     )
 
 

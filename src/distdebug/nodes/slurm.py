@@ -9,15 +9,16 @@ import re
 import shutil
 import sys
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import attrs
 
 from .._text import clean
 from ..errors import NodesError
-from .model import NodeStatus, Place, Trouble
-from .process import Bound, run_process
+from .model import Arrival, Bound, Ended, NodeStatus, Trouble
+from .process import run_errand, run_process
+from .side_by_side import side_by_side
 
 
 __all__ = ["Slurm"]
@@ -112,12 +113,47 @@ class Slurm:
     def _default_python(self) -> str:
         return "python3" if self.container_name else sys.executable
 
-    def places(self) -> Sequence[Place]:
+    def run(
+        self, argv: Sequence[str], *, data: bytes | None, timeout_s: float
+    ) -> Iterator[Arrival]:
+        """
+        What does a command leave on each node of the job, as they come?
+
+        Args:
+            argv: The command.
+
+            data: What it reads from its standard input, if anything.
+
+            timeout_s: How long it may take on each node, in seconds.
+
+        Yields:
+            One answer per node.
+
+        Raises:
+            NodesError: There is no Slurm, no such job, or it does not run.
+        """
+        bound = Bound(timeout_s=timeout_s, grace_s=self.grace_s)
+
+        def ask(prefix: Sequence[str]) -> Ended:
+            ended = run_errand(
+                [*prefix, *argv],
+                environment=_environment(),
+                bound=bound,
+                data=data,
+            )
+            return ended._replace(trouble=ended.trouble or _trouble(ended))
+
+        yield from side_by_side(
+            ask, self.places(), at_once=self.at_once, stop=bound.stop
+        )
+
+    def places(self) -> dict[str, tuple[str, ...]]:
         """
         Which nodes has the job?
 
         Returns:
-            Each node once, in the order of Slurm.
+            What stands before a command, so that it runs there, by node; in
+            the order of Slurm.
 
         Raises:
             NodesError: There is no Slurm, no such job, or it does not run.
@@ -126,43 +162,11 @@ class Slurm:
             msg = f"{clean(self.job)!r} is no number of a Slurm job"
             raise NodesError(msg, remedy="`squeue --me` lists your jobs")
 
-        places: dict[str, Place] = {}
+        places: dict[str, tuple[str, ...]] = {}
         for allocation in self._allocations():
             for host in self._hosts(allocation.nodes):
-                prefix = self._srun(allocation.job, host)
-                places.setdefault(host, Place(host, prefix))
-        return list(places.values())
-
-    def environment(self) -> Mapping[str, str]:
-        """
-        Which environment do commands run in?
-
-        Returns:
-            Ours, without what a job tells its own ``srun``.
-        """
-        return {k: v for k, v in os.environ.items() if not _OURS.match(k)}
-
-    def explain(self, complaint: str) -> Trouble | None:
-        """
-        What does a complaint of ``srun`` mean?
-
-        Args:
-            complaint: What was printed to the standard error.
-
-        Returns:
-            The trouble, with what Slurm said; ``None`` if it is not Slurm's.
-        """
-        said = [
-            line
-            for line in map(clean, complaint.splitlines())
-            if re.match(r"srun: |slurmstepd: |pyxis: ", line)
-        ]
-        for pattern, trouble in _TROUBLES:
-            for line in said:
-                if pattern.search(line):
-                    reason = f"{trouble.reason} ({line})"
-                    return trouble._replace(reason=reason)
-        return None
+                places.setdefault(host, self._srun(allocation.job, host))
+        return places
 
     def _allocations(self) -> list[_Allocation]:
         output = self._ask("squeue", "-h", "-j", self.job, "-o", "%A|%T|%N")
@@ -202,7 +206,7 @@ class Slurm:
         asked = " ".join(argv)
         ended = run_process(
             [_tool(argv[0]), *argv[1:]],
-            environment=self.environment(),
+            environment=_environment(),
             bound=Bound(timeout_s=_QUERY_S),
         )
         said = clean(ended.complaint.decode("utf-8", "replace"))
@@ -215,6 +219,24 @@ class Slurm:
             said = f"no answer after {_QUERY_S:g} s"
         msg = f"`{asked}` failed: {said}"
         raise NodesError(msg, remedy="see whether `sinfo` answers here")
+
+
+def _environment() -> dict[str, str]:
+    return {k: v for k, v in os.environ.items() if not _OURS.match(k)}
+
+
+def _trouble(ended: Ended) -> Trouble | None:
+    complaint = ended.complaint.decode("utf-8", "replace")
+    said = [
+        line
+        for line in map(clean, complaint.splitlines())
+        if re.match(r"srun: |slurmstepd: |pyxis: ", line)
+    ]
+    for pattern, trouble in _TROUBLES:
+        for line in said:
+            if pattern.search(line):
+                return trouble._replace(reason=f"{trouble.reason} ({line})")
+    return None
 
 
 def _tool(name: str) -> str:
