@@ -8,6 +8,7 @@ import contextlib
 import html
 import http.server
 import json
+import os
 import socket
 import threading
 import time
@@ -28,10 +29,10 @@ from distdebug.bundle.fetch import (
     Allowance,
     NoAnswerError,
     Place,
-    answers_in_time,
     fetch,
     parse_place,
 )
+from distdebug.bundle.in_time import answers_in_time
 from distdebug.findings import Cause
 from distdebug.flight_recorder.read import read_dumps
 from distdebug.stacks.parse import read_stacks
@@ -517,7 +518,7 @@ def test_a_stopped_rank_costs_only_itself(job, tmp_path):
     _, missing = keep_debug_server(address(server), tmp_path / "n1", soon(4))
 
     assert time.monotonic() - start < 4.5
-    assert "/handler/dump_traceback" not in ranks[1].asked
+    assert "/handler/fr_trace_json" not in ranks[1].asked
     assert {
         ("stack", 1): "no answer in time",
         ("dump", 1): "no answer in time",
@@ -537,9 +538,9 @@ def test_a_rank_that_did_not_say_where_it_is(serve, tmp_path):
 
     _, missing = keep_debug_server(address(server), tmp_path / "n1", soon())
 
-    assert {
-        ("stacks and dump", 1): "it did not tell where it listens"
-    } == reasons(missing)
+    assert {("debug server", None): "it has no address of rank 1"} == reasons(
+        missing
+    )
 
 
 def test_silent_ranks_of_a_page_are_told(serve, tmp_path):
@@ -607,6 +608,26 @@ def test_what_was_captured_stays(job, tmp_path):
     assert not missing
     assert "more" == (tmp_path / "pyspy_node7_25534.json").read_text()
     assert not [f for f in files if "pyspy" in f.name]
+
+
+@pytest.mark.parametrize(("age_s", "kept"), [(5, False), (3600, True)])
+def test_new_dumps_stay(age_s, kept, job, tmp_path):
+    """
+    A rank that has just written its dump is not told twice.
+    """
+    folder = tmp_path / "flight_recorder"
+    folder.mkdir()
+    own = folder / "n1_rank_0"
+    own.write_text(recorded(4))
+    then = time.time() - age_s
+    os.utime(own, (then, then))
+    server, _ = job(worker(0), worker(1))
+
+    _, missing = keep_debug_server(address(server), tmp_path, soon())
+
+    assert not missing
+    assert kept == (folder / "rank_0.json").exists()
+    assert (folder / "rank_1.json").exists()
 
 
 @pytest.mark.parametrize(
@@ -788,6 +809,43 @@ def test_names_that_are_looked_up_for_ever(monkeypatch, tmp_path):
     assert missing
 
 
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [(asking_module, "read_page"), (files_module, "process_in")],
+)
+def test_pages_that_take_for_ever_to_read(
+    module, name, monkeypatch, serve, tmp_path
+):
+    """
+    The time also holds if a page keeps us busy.
+    """
+    hang = threading.Event()
+    monkeypatch.setattr(module, name, lambda _: hang.wait(30))
+    start = time.monotonic()
+
+    files, missing = keep_debug_server(
+        address(serve(pages())), tmp_path / "n1", soon(1.0)
+    )
+    hang.set()
+
+    assert time.monotonic() - start < 1.5
+    assert not files
+    assert {"debug server"} == {m.what for m in missing}
+    assert all(m.reason.endswith(": no answer in time") for m in missing)
+
+
+def test_stacks_too_long_to_read_are_none(job, tmp_path):
+    """
+    They are read by ourselves, so that there is a limit.
+    """
+    long = pyspy(0) + "x" * (1 << 20)
+    server, _ = job(worker(0, pyspy_dump=long))
+
+    keep_debug_server(address(server), tmp_path / "n1", soon())
+
+    assert "stacks-rank0.txt" in names(tmp_path / "n1")
+
+
 def endless(handler):
     """
     Send as much as goes.
@@ -877,7 +935,7 @@ def test_huge_numbers_of_ranks_are_not_believed(job, tmp_path):
 
     keep_debug_server(address(server), tmp_path / "n1", soon())
 
-    assert 2 == read_dumps(tmp_path).sidecars[0].world_size
+    assert 1 == read_dumps(tmp_path).sidecars[0].world_size
 
 
 def test_control_codes_do_not_come_through(job, tmp_path):
@@ -1109,12 +1167,24 @@ def test_what_a_rank_told_first_counts():
 
     told.hear("stack", pyspy(0))
     told.hear("stack", pyspy(1))
+    told.hear("dump", recorded(4))
+    told.hear("dump", recorded(0))
     told.miss("stack", "late")
-    told.miss("dump", "late")
-    told.miss("dump", "late")
-    told.miss("dump", "gone")
 
     assert pyspy(0) == told.stacks
+    assert recorded(4) == told.dump
+    assert not told.missing
+
+
+def test_reasons_are_put_together():
+    """
+    Each is told once, and none that says nothing of the rank.
+    """
+    told = Told(place=None)
+
+    for reason in ("status 404: not found", "late", "late", "gone"):
+        told.miss("dump", reason)
+
     assert {"dump": "late; gone"} == told.missing
 
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import time
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 import attrs
 
@@ -22,12 +23,14 @@ from .fetch import (
     Allowance,
     NoAnswerError,
     Place,
-    answers_in_time,
     fetch,
 )
+from .in_time import answers_in_time
 
 
 __all__ = ["DebugServer"]
+
+Content = TypeVar("Content")
 
 # A page holds all ranks.
 _MOST_OF_PAGE = 1 << 28
@@ -37,6 +40,9 @@ _MOST_OF_RANK = 1 << 26
 _PATIENCE_S = 20.0
 # Who was late once is asked for the rest only in case.
 _LITTLE_PATIENCE_S = 5.0
+
+# How much of the time is for what has to be read afterwards.
+_SHARE_OF_PAGES = 0.9
 
 # The second needs the lock of the interpreter; the first does not.
 _STACKS = ("pyspy_dump?nonblocking=1", "dump_traceback")
@@ -81,23 +87,29 @@ class DebugServer:
         return now + min(max(self.deadline - now, 0.0) * share, most_s)
 
     def show(
-        self, pages: Sequence[str], deadline: float
-    ) -> dict[str, str | NoAnswerError]:
+        self,
+        pages: Sequence[str],
+        read: Callable[[str], Content],
+        deadline: float,
+    ) -> dict[str, Content | NoAnswerError]:
         """
         Ask for pages, all at once.
 
         Args:
             pages: Their paths.
 
+            read: Finds in the text of a page what is wanted, as long as it
+                takes.
+
             deadline: When to stop waiting.
 
         Returns:
-            Each page, or why it is not there.
+            What is in each page, or why that is not there.
         """
 
-        def ask(page: str) -> str | NoAnswerError:
+        def ask(page: str) -> Content | NoAnswerError:
             try:
-                return fetch(
+                text = fetch(
                     self.place,
                     page,
                     deadline=deadline,
@@ -106,6 +118,8 @@ class DebugServer:
                 )
             except NoAnswerError as exc:
                 return exc
+
+            return read(text)
 
         answers = dict(answers_in_time(ask, pages, deadline))
         return {page: answers.get(page, _LATE) for page in pages}
@@ -133,13 +147,13 @@ class DebugServer:
 
     def _ask_rank(self, place: Place, deadline: float) -> Told:
         told = Told(place=place)
-        half_s = (deadline - time.monotonic()) / 2
-        patience = min(_PATIENCE_S, half_s)
+        patience = min(_PATIENCE_S, (deadline - time.monotonic()) / 4)
         # Stacks come first: who has waited since then is stuck, and not
         # merely early.
         for question in (*_STACKS, *_DUMPS):
             what = "stack" if question in _STACKS else "dump"
-            if what in told.late or (what == "stack" and told.stacks):
+            is_late = what == "dump" and what in told.late
+            if is_late or (what == "stack" and told.process):
                 continue
             try:
                 text = fetch(
@@ -154,7 +168,7 @@ class DebugServer:
                 told.miss(what, exc.reason)
                 if exc.kind == "unseen":
                     told.miss("dump", exc.reason)
-                    told.is_seen = bool(told.stacks or told.late)
+                    told.is_seen = bool(told.process or told.late)
                     break
                 if exc.kind == "late":
                     told.late.add(what)
@@ -171,12 +185,20 @@ class DebugServer:
             What each rank told, and why there are pages that show none, by
             their paths.
         """
+        # To read them takes as long as whoever wrote them likes.
+        answers = answers_in_time(
+            lambda _: self._ask_pages(), ["pages"], self.deadline
+        )
+        nothing: tuple[dict[int, Told], dict[str, str]] = ({}, {"pages": LATE})
+        return next((answer for _, answer in answers), nothing)
+
+    def _ask_pages(self) -> tuple[dict[int, Told], dict[str, str]]:
         told: dict[int, Told] = {}
         first = (_STACK_PAGES[0], *_DUMP_PAGES)
         problems = self._hear_pages(first, told)
         is_late = problems.get(_STACK_PAGES[0]) == LATE
         # Whoever does not answer at all does not answer this either.
-        done = [t for t in told.values() if t.stacks or "stack" in t.late]
+        done = [t for t in told.values() if t.process or "stack" in t.late]
         if not (is_late or (told and len(done) == len(told))):
             problems |= self._hear_pages(_STACK_PAGES[1:], told)
         return told, problems
@@ -185,13 +207,14 @@ class DebugServer:
         self, paths: Sequence[str], told: dict[int, Told]
     ) -> dict[str, str]:
         problems = {}
-        for path, page in self.show(paths, self.deadline).items():
+        deadline = self.within(_SHARE_OF_PAGES)
+        for path, page in self.show(paths, read_page, deadline).items():
             what = "dump" if path in _DUMP_PAGES else "stack"
             if isinstance(page, NoAnswerError):
                 problems[path] = page.reason
                 continue
 
-            for rank, section in read_page(page).items():
+            for rank, section in page.items():
                 one = told.setdefault(rank, Told(place=section.place))
                 _hear(one, what, section)
         return problems

@@ -15,6 +15,7 @@ import attrs
 
 from .._files import write_whole
 from .._text import clean, without_controls
+from ..flight_recorder.reading.files import find_files
 from ..flight_recorder.sidecar import MOST_RANKS, Sidecar, write_sidecar
 from ..stacks.model import ProcessStacks
 from ..stacks.parse import parse_stacks
@@ -22,12 +23,19 @@ from ..stacks.write import stacks_to_json
 from .fetch import Place
 
 
-__all__ = ["Told", "is_dump", "keep_told", "process_in"]
+__all__ = ["Told", "dumped_lately", "is_dump", "keep_told", "process_in"]
 
 _DUMP = re.compile(r'"(?:entries|pg_config|pg_status)"\s*:')
 _ENTRIES = re.compile(r'"entries"\s*:\s*\[\s*\{')
 _SECOND = "only the calls of NCCL are kept; other backends recorded some, too"
-_MEMBERS = re.compile(r'"ranks"\s*:\s*"?\[([0-9,\s]+)\]')
+# Of the ranks of a group the last, which is the highest in that of all.
+_MEMBERS = re.compile(
+    r'"ranks"\s{0,9}:\s{0,9}"?\[(?:[0-9,\s]*[,\s])?([0-9]{1,8})\s{0,9}\]'
+)
+# Hundreds of threads are less; and this text is read here.
+_MOST_OF_STACKS = 1 << 20
+# As long as collecting takes.
+_LATELY_S = 120.0
 
 
 @attrs.define(kw_only=True)
@@ -39,6 +47,8 @@ class Told:
         place: Where it was asked; ``None`` if that cannot be told.
 
         stacks: What a tool wrote about its stacks, or ``""``.
+
+        process: What is in it.
 
         dump: What its Flight Recorder holds, as JSON, or ``""``.
 
@@ -53,6 +63,7 @@ class Told:
 
     place: Place | None
     stacks: str = ""
+    process: ProcessStacks | None = None
     dump: str = ""
     missing: dict[str, str] = attrs.Factory(dict)
     late: set[str] = attrs.Factory(set)
@@ -73,9 +84,12 @@ class Told:
         """
         said = f"an answer that holds none: {clean(text, limit=80)!r}"
         if what == "stack":
-            if process_in(text) is None:
+            if self.process is not None:
+                return
+            self.process = process_in(text)
+            if self.process is None:
                 self.miss(what, said)
-            elif not self.stacks:
+            else:
                 self.stacks = text
                 self.missing.pop(what, None)
         elif not is_dump(text):
@@ -95,7 +109,7 @@ class Told:
 
             reason: Why.
         """
-        if not (self.stacks if what == "stack" else self.dump):
+        if not (self.process if what == "stack" else self.dump):
             known = self.missing.get(what, "")
             # That there is no such question says nothing of the rank.
             if not known or known.startswith("status 404"):
@@ -114,6 +128,8 @@ def process_in(text: str) -> ProcessStacks | None:
     Returns:
         The process; ``None`` if no line of a stack is there.
     """
+    if len(text) > _MOST_OF_STACKS:
+        return None
     try:
         found = parse_stacks(text)
     except (ValueError, RecursionError):
@@ -139,6 +155,25 @@ def _has_calls(dump: str) -> bool:
     return _ENTRIES.search(dump) is not None
 
 
+def dumped_lately(folder: Path) -> set[int]:
+    """
+    Which ranks wrote a dump themselves for this snapshot?
+
+    Those tell call sites too, and two of a rank would be one too many.
+
+    Args:
+        folder: Where :func:`keep_told` would write to.
+    """
+    since = time.time() - _LATELY_S
+    places = folder / "flight_recorder"
+    files = find_files([str(places)]).files if places.is_dir() else []
+    return {
+        file.rank
+        for file in files
+        if file.rank is not None and file.modified >= since
+    }
+
+
 def keep_told(
     told: Told, rank: int, world_size: int, folder: Path
 ) -> Iterator[Path]:
@@ -156,7 +191,7 @@ def keep_told(
             capture writes it, or, if host or process are not known, a text
             with the number of the rank in its name; and
             ``flight_recorder/rank_N.json`` with its side-car.  Stacks that
-            were captured already stay as they are.
+            were captured there already stay as they are.
 
     Yields:
         Each file, when it is there as a whole.
@@ -164,7 +199,7 @@ def keep_told(
     Raises:
         OSError: Something cannot be written.
     """
-    process = process_in(told.stacks)
+    process = told.process
     pid, host = max(process.pid if process else 0, 0), _host(told.place)
     # Readers ask which processes these are only if both are known.
     pid, host = (pid, host) if pid and host else (0, "")
@@ -195,13 +230,14 @@ def _keep_stacks(
     if process.pid:
         path = folder / f"pyspy_{process.host}_{process.pid}.json"
         data = stacks_to_json(process)
+        if path.exists():
+            return
     else:
         # Readers take the rank from this name, and nothing else.
         path = folder / f"stacks-rank{process.rank}.txt"
         data = without_controls(text)
-    if not path.exists():
-        write_whole(path, data.encode())
-        yield path
+    write_whole(path, data.encode())
+    yield path
 
 
 def _keep_dump(text: str, sidecar: Sidecar, folder: Path) -> Iterator[Path]:
@@ -230,11 +266,9 @@ def _host(place: Place | None) -> str:
 
 
 def _world_size(dump: str, least: int) -> int:
-    members = (
-        int(number)
-        for match in _MEMBERS.finditer(dump)
-        for number in match[1].split(",")
-        if number.strip().isdecimal() and len(number) < 9
-    )
-    sizes = (rank + 1 for rank in members if rank < MOST_RANKS)
+    """
+    How many ranks there are, as far as the groups in a dump tell.
+    """
+    highest = (int(match[1]) for match in _MEMBERS.finditer(dump))
+    sizes = (rank + 1 for rank in highest if rank < MOST_RANKS)
     return max((least, *sizes))

@@ -14,7 +14,6 @@ import re
 import attrs
 
 from .._text import clean
-from ..flight_recorder.sidecar import MOST_RANKS
 from .fetch import LATE, Place, parse_place
 
 
@@ -27,11 +26,13 @@ _URL = re.compile(r"http://(?P<place>[^/\s]{1,300})")
 _FAILED = re.compile(r"<p>Failed to fetch: status=(?P<status>[0-9]{1,4})</p>")
 _BEGIN, _END = "<pre>", "</pre>"
 _STORED = re.compile(
-    r"^\s{0,40}debug_server/rank(?P<rank>[0-9]{1,7}): "
+    r"^[ \t]{0,40}debug_server/rank(?P<rank>[0-9]{1,7}): "
     r"b(?:'|\"|&#39;|&#x27;)http://(?P<place>[^\s'\"&<>]{1,300})"
-    r"(?:'|\"|&#39;|&#x27;)\s*$",
+    r"(?:'|\"|&#39;|&#x27;)[ \t]{0,40}$",
     re.MULTILINE,
 )
+# No job has more, and each is worth a line about what is missing.
+_MOST_RANKS = 1 << 17
 # What the server itself says of a worker that it did not reach.
 _REASONS = {"408": LATE, "503": "no connection"}
 
@@ -74,7 +75,7 @@ def read_page(page: str) -> dict[int, Section]:
     return {
         int(match["rank"]): _section(match["url"], page[match.end() : end])
         for match, end in zip(headings, bounds[1:], strict=True)
-        if int(match["rank"]) < MOST_RANKS
+        if int(match["rank"]) < _MOST_RANKS
     }
 
 
@@ -93,7 +94,7 @@ def read_addresses(page: str) -> dict[int, Place]:
         (int(match["rank"]), _place(match["place"]))
         for match in _STORED.finditer(page)
     )
-    return {rank: at for rank, at in places if at and rank < MOST_RANKS}
+    return {rank: at for rank, at in places if at and rank < _MOST_RANKS}
 
 
 def _section(url: str, body: str) -> Section:

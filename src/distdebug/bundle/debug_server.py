@@ -19,10 +19,11 @@ from pathlib import Path
 import attrs
 
 from ..findings import Missing
+from ..ranks import ranks_text
 from .debug_asking import DebugServer
-from .debug_files import Told, keep_told
+from .debug_files import Told, dumped_lately, keep_told
 from .debug_pages import read_addresses
-from .fetch import LATE, Allowance, Place, parse_place
+from .fetch import LATE, Allowance, NoAnswerError, Place, parse_place
 
 
 __all__ = ["keep_debug_server"]
@@ -37,7 +38,6 @@ _SHARE_OF_RANKS = 0.6
 # What comes last has to be written, too.
 _SHARE_OF_ALL = 0.95
 
-_ALL = "stacks and dump"
 _STRANGER = "what answers there shows no ranks: is it a debug server?"
 
 
@@ -54,7 +54,9 @@ def keep_debug_server(
         address: ``HOST:PORT`` of its pages, which are on the node of rank 0,
             usually at port 25999; an address of IPv6 in brackets.
 
-        folder: Where to; it is made if there is anything to keep.
+        folder: Where to; it is made if there is anything to keep.  What a
+            snapshot has put there before, stacks of the same processes and
+            new dumps of the same ranks, says more and stays as it is.
 
         deadline: When to stop, on the monotonic clock, whatever the server
             does.
@@ -74,7 +76,7 @@ def keep_debug_server(
     left = max(deadline - time.monotonic(), 0.0)
     ends = time.monotonic() + left * _SHARE_OF_ALL
     server = DebugServer(place, ends, Allowance(size))
-    taking = _Taking(server, folder)
+    taking = _Taking(server, folder, dumped_lately(folder))
     taking.take()
     return taking.files, taking.missing
 
@@ -87,20 +89,20 @@ class _Taking:
 
     server: DebugServer
     folder: Path
+    dumped: set[int]
     files: list[Path] = attrs.Factory(list)
     missing: list[Missing] = attrs.Factory(list)
 
     def take(self) -> None:
-        answers = self.server.show(
-            [_STORE], self.server.within(0.25, _STORE_S)
-        )
-        page = answers[_STORE]
-        if isinstance(page, str):
-            workers = read_addresses(page)
-        elif page.kind == "unseen":
-            self._miss_server(page.reason)
-            return
-        else:
+        """
+        Take everything that can be had.
+        """
+        deadline = self.server.within(0.25, _STORE_S)
+        workers = self.server.show([_STORE], read_addresses, deadline)[_STORE]
+        if isinstance(workers, NoAnswerError):
+            if workers.kind == "unseen":
+                self._miss_server(workers.reason)
+                return
             workers = {}
 
         unseen = self._ask_ranks(workers)
@@ -129,8 +131,8 @@ class _Taking:
         gone = {r for r in missed if workers[r].host in hosts}
         for rank in sorted(gone):
             self._keep(rank, missed.pop(rank), size)
-        for rank in sorted(set(range(size)).difference(workers)):
-            self._miss_rank(rank, "it did not tell where it listens", None)
+        if gaps := set(range(size)).difference(workers):
+            self._miss_server(f"it has no address of {ranks_text(gaps)}")
         return missed
 
     def _ask_pages(self, unseen: Mapping[int, Told]) -> None:
@@ -150,14 +152,17 @@ class _Taking:
             self._miss_server(_STRANGER)
 
     def _keep(self, rank: int, told: Told, size: int) -> None:
+        if rank in self.dumped:
+            told.dump = ""
+            told.missing.pop("dump", None)
         try:
             for file in keep_told(told, rank, size, self.folder):
                 self.files.append(file)
         except OSError as exc:
             reason = f"not written: {exc.strerror}"
-            self._miss_rank(rank, reason, told.place)
+            self._miss_rank("stacks and dump", rank, reason, told.place)
         for what, reason in told.missing.items():
-            self._miss_rank(rank, reason, told.place, what)
+            self._miss_rank(what, rank, reason, told.place)
 
     def _miss_server(self, reason: str) -> None:
         source = f"http://{self.server.place}"
@@ -166,7 +171,7 @@ class _Taking:
         )
 
     def _miss_rank(
-        self, rank: int, reason: str, place: Place | None, what: str = _ALL
+        self, what: str, rank: int, reason: str, place: Place | None
     ) -> None:
         source = f"http://{place or self.server.place}"
         self.missing.append(

@@ -1,0 +1,80 @@
+"""
+How are many asked at once, without waiting for who does not answer?
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+
+__all__ = ["answers_in_time"]
+
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
+
+
+def answers_in_time(
+    ask: Callable[[Item], Answer],
+    items: Iterable[Item],
+    deadline: float,
+    *,
+    threads: int = 32,
+) -> Iterator[tuple[Item, Answer]]:
+    """
+    Ask many at once, and do not wait for who comes too late.
+
+    Args:
+        ask: Asks one.  It may hang: its thread is left behind then, and does
+            not keep the process from ending.
+
+        items: Whom to ask.
+
+        deadline: When to stop, on the monotonic clock.
+
+        threads: How many to ask at a time.
+
+    Yields:
+        Who was asked, and the answer, as they come.  Those whose answer comes
+        too late, or for whom *ask* raises an exception, are left out.
+    """
+    todo: queue.SimpleQueue[Item] = queue.SimpleQueue()
+    done: queue.SimpleQueue[tuple[Item, list[Answer]]] = queue.SimpleQueue()
+    count = 0
+    for item in items:
+        todo.put(item)
+        count += 1
+    work = (ask, todo, done, deadline)
+    for _ in range(min(threads, count)):
+        threading.Thread(target=_work, args=work, daemon=True).start()
+
+    for _ in range(count):
+        left = max(deadline - time.monotonic(), 0.0)
+        try:
+            item, answers = done.get(timeout=left)
+        except queue.Empty:
+            return
+        for answer in answers:
+            yield item, answer
+
+
+def _work(
+    ask: Callable[[Item], Answer],
+    todo: queue.SimpleQueue[Item],
+    done: queue.SimpleQueue[tuple[Item, list[Answer]]],
+    deadline: float,
+) -> None:
+    while time.monotonic() < deadline:
+        try:
+            item = todo.get_nowait()
+        except queue.Empty:
+            return
+        answers: list[Answer] = []
+        with contextlib.suppress(Exception):
+            answers.append(ask(item))
+        done.put((item, answers))
