@@ -89,7 +89,6 @@ def hanging_job(folder, path):
     """
     pytest.importorskip("torch.distributed.debug")
     pytest.importorskip("jinja2")
-    os.mkfifo(folder / "shard")
     port, store = free_port(), free_port()
     with contextlib.ExitStack() as stack:
         ranks = []
@@ -122,6 +121,7 @@ def job(tmp_path_factory):
     A job with py-spy at hand, if it is here.
     """
     folder = tmp_path_factory.mktemp("job")
+    os.mkfifo(folder / "shard")
     with hanging_job(folder, f"{BIN}:{os.environ['PATH']}") as found:
         yield found
 
@@ -240,9 +240,26 @@ def test_without_pyspy(tmp_path):
     Where the job has no py-spy, the processes tell their stacks themselves.
     """
     output = tmp_path / "out"
+    os.mkfifo(tmp_path / "shard")
     with hanging_job(tmp_path, os.fspath(tmp_path)) as (port, _):
         missing = take(port, output, 30)
 
     assert not missing
     assert_explained(diagnose(output))
     assert ["stacks-rank2.txt"] == [f.name for f in output.glob("*2.txt")]
+
+
+def test_a_rank_that_holds_the_interpreter_lock(tmp_path):
+    """
+    It cannot tell its own stack, but what it recorded; so it is found.
+    """
+    output = tmp_path / "out"
+    with hanging_job(tmp_path, os.fspath(tmp_path)) as (port, _):
+        missing = take(port, output, 12)
+
+    assert {("stack", 2)} == {(m.what, m.rank) for m in missing}
+    assert missing[0].reason.endswith("no answer in time")
+    verdict = diagnose(output).verdict
+    assert Cause.RANK_NOT_ARRIVED == verdict.cause
+    assert (2,) == verdict.ranks
+    assert "all_reduce" == verdict.collective.op

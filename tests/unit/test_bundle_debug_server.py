@@ -67,7 +67,7 @@ TRACEBACK_WAITS = """\
 TRACEBACK_READS = """\
   File "/job/train.py", line 22 in read_shard
   File "/job/train.py", line 39 in <module>"""
-NO_PYSPY = "sh: 1: py-spy: not found\n"
+NO_PYSPY = (500, "sh: 1: py-spy: not found\n")
 NO_NCCL = (
     404,
     "Handler dump_nccl_trace_json not found: Failed to find handler",
@@ -389,11 +389,12 @@ def test_dumps_say_who_and_where(job, tmp_path):
     ]
 
 
-def test_without_pyspy_the_process_tells_itself(job, tmp_path):
+@pytest.mark.parametrize("told", [NO_PYSPY, "Error: Permission denied\n"])
+def test_without_pyspy_the_process_tells_itself(told, job, tmp_path):
     """
     If there is no py-spy, faulthandler tells; nothing is made up for it.
     """
-    workers = [worker(rank, pyspy_dump=NO_PYSPY) for rank in range(4)]
+    workers = [worker(rank, pyspy_dump=told) for rank in range(4)]
     server, _ = job(*workers)
 
     _, missing = keep_debug_server(address(server), tmp_path / "n1", soon())
@@ -517,7 +518,7 @@ def test_a_stopped_rank_costs_only_itself(job, tmp_path):
 
     _, missing = keep_debug_server(address(server), tmp_path / "n1", soon(4))
 
-    assert time.monotonic() - start < 4.5
+    assert time.monotonic() - start < 6
     assert "/handler/fr_trace_json" not in ranks[1].asked
     assert {
         ("stack", 1): "no answer in time",
@@ -783,7 +784,7 @@ def test_the_time_holds_against_everybody(hold, serve, tmp_path):
         address(server), tmp_path / "n1", soon(1.0)
     )
 
-    assert time.monotonic() - start < 1.5
+    assert time.monotonic() - start < 3
     assert not files
     assert {"debug server"} == {m.what for m in missing}
     assert all("no answer in time" in m.reason for m in missing)
@@ -804,7 +805,7 @@ def test_names_that_are_looked_up_for_ever(monkeypatch, tmp_path):
     )
     hang.set()
 
-    assert time.monotonic() - start < 1.5
+    assert time.monotonic() - start < 3
     assert not files
     assert missing
 
@@ -828,7 +829,7 @@ def test_pages_that_take_for_ever_to_read(
     )
     hang.set()
 
-    assert time.monotonic() - start < 1.5
+    assert time.monotonic() - start < 3
     assert not files
     assert {"debug server"} == {m.what for m in missing}
     assert all(m.reason.endswith(": no answer in time") for m in missing)
@@ -1107,7 +1108,7 @@ def test_answers_come_in_time():
             hang.wait(30)
         return 6 // number
 
-    answers = dict(answers_in_time(ask_one, range(5), soon(0.5), threads=2))
+    answers = dict(answers_in_time(ask_one, range(5), soon(1), threads=2))
     hang.set()
 
     assert {1: 6, 2: 3, 4: 1} == answers

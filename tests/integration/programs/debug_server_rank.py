@@ -1,11 +1,13 @@
 """
 One rank of a small Gloo job that torch's own debug server watches.
 
-Rank 2 reads a pipe that nobody writes, and never comes to the last collective.
+Rank 2 reads a pipe that nobody writes, and never comes to the last collective;
+or, if there is no pipe, it holds the interpreter lock.
 
 Usage: debug_server_rank.py PORT FETCH_TIMEOUT_S PIPE
 """
 
+import ctypes
 import os
 import sys
 
@@ -23,6 +25,13 @@ def read_shard(path):
         return file.read()
 
 
+def hold_lock():
+    """
+    Sleep in machine code that forgot to let other threads run.
+    """
+    ctypes.PyDLL(None).sleep(600)
+
+
 if __name__ == "__main__":
     PORT, FETCH_TIMEOUT, PIPE = sys.argv[1:]
     RANK = int(os.environ["RANK"])
@@ -36,5 +45,7 @@ if __name__ == "__main__":
         dist.all_reduce(torch.ones(1))
     print("ready", flush=True)
     if RANK == 2:
-        read_shard(PIPE)
+        if os.path.exists(PIPE):  # noqa: PTH110 as users do
+            read_shard(PIPE)
+        hold_lock()
     dist.all_reduce(torch.ones(1))
