@@ -165,8 +165,8 @@ def dumped_lately(folder: Path) -> set[int]:
         folder: Where :func:`keep_told` would write to.
     """
     since = time.time() - _LATELY_S
-    places = folder / "flight_recorder"
-    files = find_files([str(places)]).files if places.is_dir() else []
+    places = folder.glob("flight_recorder*")
+    files = find_files(map(str, places)).files
     return {
         file.rank
         for file in files
