@@ -115,8 +115,7 @@ class Ray:
 
             NodesError: There is no such cluster, or it differs.
         """
-        alone = attrs.evolve(self, runtime_env=self.runtime_env or {})
-        with alone._ask({"argv": []}) as talk:  # noqa: SLF001
+        with self._ask({"argv": [], "runtime_env": {}}) as talk:
             return str(_hosts(talk, self.address)["address"])
 
     def _ask(self, errand: Mapping[str, Any]) -> Any:
@@ -144,7 +143,8 @@ class Ray:
         return converse(
             [sys.executable, "-P", "-m", _MODULE],
             question=json.dumps(question).encode(),
-            environment=os.environ,
+            # What *we* were started by is no matter of the nodes.
+            environment={**os.environ, "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"},
         )
 
     def _where(self) -> tuple[str, str | None]:

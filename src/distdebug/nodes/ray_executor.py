@@ -8,7 +8,8 @@ import signal
 import threading
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, Future, wait
+from concurrent.futures import Executor, Future
+from concurrent.futures import wait as wait_for
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -69,7 +70,7 @@ class RayExecutor(Executor):
         job: str | None = None,
     ) -> None:
         # Asked elsewhere first: to connect may take for ever.
-        where = Ray(address, runtime_env={}).locate()
+        where = Ray(address).locate()
         import ray
 
         self._is_ours = not ray.is_initialized()
@@ -137,7 +138,7 @@ class RayExecutor(Executor):
             for future in left:
                 future.cancel()
         if wait:
-            _wait(left)
+            wait_for(left)
             self._disconnect()
 
     def _done(self, future: Future[Any]) -> None:
@@ -160,6 +161,7 @@ class _RayFuture(Future[T]):
     def __init__(self, ref: Any) -> None:
         super().__init__()
         self._ref = ref
+        self._deciding = threading.RLock()
 
     def follow(self) -> None:
         """
@@ -176,23 +178,25 @@ class _RayFuture(Future[T]):
         """
         import ray
 
-        is_cancelled = super().cancel()
-        if is_cancelled:
-            with suppress(Exception):
-                ray.cancel(self._ref, force=False)
-        return is_cancelled
+        with self._deciding:
+            if self.done():
+                return self.cancelled()
+            super().cancel()
+            # Nobody else tells those who wait for it.
+            self.set_running_or_notify_cancel()
+        with suppress(Exception):
+            ray.cancel(self._ref, force=False)
+        return True
 
     def _take(self, done: Future[T]) -> None:
-        if not self.set_running_or_notify_cancel():
-            return
-        if error := done.exception():
-            self.set_exception(error)
-        else:
-            self.set_result(done.result())
-
-
-def _wait(futures: list[Future[Any]]) -> None:
-    wait(futures)
+        with self._deciding:
+            if self.cancelled():
+                return
+            self.set_running_or_notify_cancel()
+            if error := done.exception():
+                self.set_exception(error)
+            else:
+                self.set_result(done.result())
 
 
 def _call(
