@@ -161,10 +161,12 @@ def _hosts(talk: Conversation, address: str) -> dict[str, Any]:
     except TimeoutError as exc:
         msg = f"no Ray cluster answers at {address} within {_CONNECT_S:g} s"
         raise NodesError(
-            msg, remedy="see whether `ray status` answers on this node"
+            msg,
+            remedy="run it on a node of the cluster, where `ray status` answers",
         ) from exc
     if line is None:
-        raise NodesError(_broken(talk), remedy="see what `ray status` says")
+        remedy = "run it on another node of the cluster"
+        raise NodesError(_broken(talk), remedy=remedy)
     answer: dict[str, Any] = json.loads(line)
     if "hosts" not in answer:
         raise NodesError(answer["reason"], remedy=answer["remedy"])

@@ -17,34 +17,21 @@ import json
 import os
 import sys
 import threading
-import time
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from typing import IO, Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import IO, Any
 
 from distdebug._text import clean
 from distdebug.errors import NodesError
-from distdebug.nodes.model import Ended, NodeStatus, Trouble
 from distdebug.nodes.ray_env import runtime_env_of
-from distdebug.nodes.wire import ended_to_line
+from distdebug.nodes.ray_errands import Errands, Say
 
 
 __all__ = ["main"]
 
-_BEAT_S = 0.2
-# So long may the nodes end what is not wanted any more.
-_CANCEL_S = 2.0
 # A node that the autoscaler took back was none of the job's any more.
 _TAKEN_BACK = 4
-
-Say = Callable[[Mapping[str, object]], None]
-
-
-class _Sent(NamedTuple):
-    node: Mapping[str, Any]
-    host: str
-    begin: float
 
 
 def main(stdin: IO[str], stdout: IO[str]) -> int:
@@ -124,7 +111,7 @@ def _serve(
     env = runtime_env_of(task["runtime_env"], task["job"])
     say({"hosts": list(nodes), "address": address})
     if task["argv"]:
-        _Errands(task, env, say).run(nodes, stop)
+        Errands(on_node, task, env, say).run(nodes, stop)
 
 
 def _named(nodes: Iterator[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
@@ -133,152 +120,11 @@ def _named(nodes: Iterator[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
     """
     found = list(nodes)
     hosts = [node["NodeManagerHostname"] for node in found]
-    return {
-        host
-        if hosts.count(host) == 1
-        else f"{host}-{node['NodeID'][:8]}": node
-        for host, node in zip(hosts, found, strict=True)
-    }
-
-
-class _Errands:
-    """
-    One task on each node, some of them at the same time.
-    """
-
-    def __init__(
-        self,
-        task: Mapping[str, Any],
-        env: Mapping[str, Any] | None,
-        say: Say,
-    ) -> None:
-        import ray
-
-        self._task, self._say = task, say
-        self._options = {"runtime_env": dict(env)} if env else {}
-        # It has to run beside a job that uses every CPU.
-        self._remote = ray.remote(num_cpus=0, max_retries=0)(on_node)
-        self._sent: dict[Any, _Sent] = {}
-        self._errand = ray.put(
-            json.dumps([task["argv"], task["data"]]).encode()
-        )
-
-    def run(
-        self, nodes: Mapping[str, Mapping[str, Any]], stop: threading.Event
-    ) -> None:
-        """
-        Go to all nodes, and tell what becomes of each.
-        """
-        import ray
-
-        todo = list(nodes.items())
-        try:
-            while (todo or self._sent) and not stop.is_set():
-                while todo and len(self._sent) < self._task["at_once"]:
-                    self._send(*todo.pop(0))
-                ready, _ = ray.wait(list(self._sent), timeout=_BEAT_S)
-                for ref in ready:
-                    self._came(ref)
-                self._give_up()
-        finally:
-            self._cancel(list(self._sent))
-
-    def _send(self, host: str, node: Mapping[str, Any]) -> None:
-        from ray.util.scheduling_strategies import (
-            NodeAffinitySchedulingStrategy,
-        )
-
-        sent = _Sent(node, host, time.monotonic())
-        if not node["Alive"]:
-            self._tell(sent, ended_to_line(Ended(trouble=_dead(node))))
-            return
-        # It needs nothing, so that it never waits for something to be free.
-        place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        task = self._remote.options(
-            name="distdebug", scheduling_strategy=place, **self._options
-        )
-        ref = task.remote(self._errand, self._task["timeout_s"], host)
-        self._sent[ref] = sent
-
-    def _came(self, ref: Any) -> None:
-        import ray
-
-        sent = self._sent.pop(ref)
-        try:
-            line = ray.get(ref)
-        except Exception as exc:  # noqa: BLE001 -- whatever Ray makes of it
-            line = ended_to_line(Ended(trouble=_trouble(exc, sent.node)))
-        self._tell(sent, line)
-
-    def _tell(self, sent: _Sent, line: object) -> None:
-        text = line.decode("ascii", "replace") if type(line) is bytes else line
-        self._say(
-            {
-                "host": sent.host,
-                "seconds": time.monotonic() - sent.begin,
-                "ended": text if type(text) is str else None,
-            }
-        )
-
-    def _give_up(self) -> None:
-        end = time.monotonic() - self._task["timeout_s"]
-        late = [
-            ref
-            for ref, sent in self._sent.items()
-            if sent.begin + self._task["grace_s"] < end
-        ]
-        for ref in late:
-            sent = self._sent.pop(ref)
-            node = _now(sent.node)
-            trouble = None if node["Alive"] else _dead(node)
-            self._tell(sent, ended_to_line(Ended(trouble=trouble)))
-        self._cancel(late)
-
-    @staticmethod
-    def _cancel(refs: list[Any]) -> None:
-        import ray
-
-        if not refs:
-            return
-        # A command that is left to itself would run on: let its node end it.
-        for ref in refs:
-            with suppress(Exception):
-                ray.cancel(ref, force=False)
-        ray.wait(refs, num_returns=len(refs), timeout=_CANCEL_S)
-
-
-def _now(node: Mapping[str, Any]) -> Mapping[str, Any]:
-    import ray
-
-    with suppress(Exception):
-        return next(n for n in ray.nodes() if n["NodeID"] == node["NodeID"])
-    return node
-
-
-def _dead(node: Mapping[str, Any]) -> Trouble:
-    why = node.get("DeathReasonMessage")
-    return Trouble(
-        NodeStatus.DEAD,
-        "Ray does not reach the node" + (f": {why}" if why else ""),
-        "see raylet.out and raylet.err in /tmp/ray/session_latest/logs there",
-    )
-
-
-def _trouble(exc: Exception, node: Mapping[str, Any]) -> Trouble:
-    from ray import exceptions
-
-    node = _now(node)
-    gone = (exceptions.NodeDiedError, exceptions.TaskUnschedulableError)
-    if not node["Alive"] or isinstance(exc, gone):
-        return _dead(node)
-    said = f"{type(exc).__name__}: {clean(str(exc))}"[:1000]
-    if isinstance(exc, exceptions.RuntimeEnvSetupError):
-        return Trouble(
-            NodeStatus.FAILED,
-            f"the runtime environment cannot be set up there: {said}",
-            "give another one, such as runtime_env={}",
-        )
-    return Trouble(NodeStatus.FAILED, f"its Ray worker failed: {said}")
+    named = {}
+    for host, node in zip(hosts, found, strict=True):
+        more = f"-{node['NodeID'][:8]}" if hosts.count(host) > 1 else ""
+        named[host + more] = node
+    return named
 
 
 def on_node(errand: bytes, timeout_s: float, host: str) -> bytes:
