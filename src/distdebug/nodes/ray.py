@@ -26,7 +26,7 @@ from .wire import ended_from_line
 __all__ = ["Ray"]
 
 # A connection takes a second; a head that does not answer, without end.
-_CONNECT_S = 60.0
+_CONNECT_S = 30.0
 _MODULE = f"{__package__}.ray_driver"
 
 
@@ -162,7 +162,8 @@ def _hosts(talk: Conversation, address: str) -> dict[str, Any]:
         msg = f"no Ray cluster answers at {address} within {_CONNECT_S:g} s"
         raise NodesError(
             msg,
-            remedy="run it on a node of the cluster, where `ray status` answers",
+            remedy="run it on a node of the cluster, where `ray status` "
+            "answers, with the Ray and the Python of the cluster",
         ) from exc
     if line is None:
         remedy = "run it on another node of the cluster"
