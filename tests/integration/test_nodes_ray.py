@@ -25,7 +25,9 @@ import pytest
 import distdebug
 
 from distdebug import analyze_dumps
+from distdebug.diagnosis.everywhere import snapshot_everywhere
 from distdebug.errors import NodesError
+from distdebug.findings import Cause
 from distdebug.nodes.ray import Ray
 from distdebug.nodes.ray_executor import RayExecutor
 from distdebug.nodes.run import run_on_nodes
@@ -240,6 +242,36 @@ def test_broken_env(cluster):
     assert ["failed"] * 3 == [result.status for result in results]
     assert "environment cannot be set up there" in results[0].reason
     assert results[0].remedy
+
+
+def test_snapshot(cluster, tmp_path):
+    """
+    A snapshot of all nodes has a part of each, and one diagnosis.
+    """
+    code = "import time\nprint(flush=True)\ntime.sleep(600)"
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "RANK": "0", "WORLD_SIZE": "1"},
+    ) as rank:
+        rank.stdout.readline()
+
+        taken = snapshot_everywhere(
+            tmp_path / "hang", engine=Ray(cluster.address), pids=[rank.pid]
+        )
+        rank.kill()
+
+    assert ["ok"] * 3 == [n.status for n in taken.manifest.nodes]
+    assert Cause.SLEEPING is taken.diagnosis.verdict.cause
+
+
+def test_crash(cluster):
+    """
+    A function that ends its process costs nothing but its own answer.
+    """
+    results = run_on_nodes(os.abort, engine=Ray(cluster.address))
+
+    assert {"it ended with signal 6"} == {x.reason for x in results}
 
 
 def test_read_dumps(cluster, tmp_path, capfd):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from concurrent.futures import wait as wait_for
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any
 
 from ..errors import NodesError
 from .ray import Ray
@@ -19,8 +19,6 @@ from .ray_env import runtime_env_of
 
 
 __all__ = ["RayExecutor"]
-
-T = TypeVar("T")
 
 
 class RayExecutor(Executor):
@@ -87,8 +85,8 @@ class RayExecutor(Executor):
         self._remote = ray.remote(num_cpus=num_cpus, max_retries=0)(_call)
 
     def submit(
-        self, fn: Callable[..., T], /, *args: Any, **kwargs: Any
-    ) -> Future[T]:
+        self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Future[Any]:
         """
         Run a call somewhere.
 
@@ -110,7 +108,7 @@ class RayExecutor(Executor):
                 msg = "cannot schedule new futures after shutdown"
                 raise RuntimeError(msg)
             task = self._remote.options(**self._options)
-            future: _RayFuture[T] = _RayFuture(task.remote(fn, args, kwargs))
+            future = _RayFuture(task.remote(fn, args, kwargs))
             self._open.add(future)
         future.add_done_callback(self._done)
         future.follow()
@@ -153,7 +151,7 @@ class RayExecutor(Executor):
             ray.shutdown()
 
 
-class _RayFuture(Future[T]):
+class _RayFuture(Future[Any]):
     """
     A future that ends its task when it is cancelled.
     """
@@ -188,7 +186,7 @@ class _RayFuture(Future[T]):
             ray.cancel(self._ref, force=False)
         return True
 
-    def _take(self, done: Future[T]) -> None:
+    def _take(self, done: Future[Any]) -> None:
         with self._deciding:
             if self.cancelled():
                 return
