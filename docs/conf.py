@@ -41,7 +41,12 @@ copybutton_prompt_is_regexp = True
 
 # References into distdebug must resolve.  Those to Python and to other packages
 # cannot: that takes their inventories, and the build uses no network.
-nitpick_ignore = [("py:class", name) for name in dir(builtins)]
+nitpick_ignore = [
+    *(("py:class", name) for name in dir(builtins)),
+    # Variables of types, and names of types that autodoc does not follow.
+    ("py:class", "distdebug.bundle.debug_server.asking.Content"),
+    ("py:class", "Hook"),
+]
 nitpick_ignore_regex = [
     ("py:.*", rf"({package})(\..*)?")
     for package in (
@@ -57,6 +62,7 @@ nitpick_ignore_regex = [
         "os",
         "pathlib",
         "re",
+        "threading",
         "torch",
         "typing",
     )

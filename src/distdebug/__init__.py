@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         HookError,
         MeshError,
         MissingDependencyError,
+        NodeBusyError,
         NodesError,
         NoDumpsError,
         NotRecordingError,
@@ -56,6 +57,8 @@ if TYPE_CHECKING:
     from .stacks.merge import merge_stacks
     from .stacks.parse import read_stacks
     from .watching.config import HangDebugConfig
+    from .watching.hang import Hang
+    from .watching.inside import Watch, watch
 
 
 __all__ = [
@@ -71,12 +74,14 @@ __all__ = [
     "Evidence",
     "Finding",
     "FlightReport",
+    "Hang",
     "HangDebugConfig",
     "HookError",
     "Mesh",
     "MeshError",
     "MissingDependencyError",
     "NoDumpsError",
+    "NodeBusyError",
     "NodeResult",
     "NodesError",
     "NotRecordingError",
@@ -88,6 +93,7 @@ __all__ = [
     "RulesError",
     "Snapshot",
     "TooLateError",
+    "Watch",
     "Worker",
     "analyze_dumps",
     "capture_node",
@@ -106,6 +112,7 @@ __all__ = [
     "request_dumps",
     "run_on_nodes",
     "snapshot",
+    "watch",
 ]
 
 # No module may bear a public name: importing it would bind the module, and
@@ -123,12 +130,14 @@ _HOME = {
     "Evidence": "findings",
     "Finding": "findings",
     "FlightReport": "flight_recorder.analysis.report",
+    "Hang": "watching.hang",
     "HangDebugConfig": "watching.config",
     "HookError": "errors",
     "Mesh": "ranks",
     "MeshError": "errors",
     "MissingDependencyError": "errors",
     "NoDumpsError": "errors",
+    "NodeBusyError": "errors",
     "NodeResult": "nodes.model",
     "NodesError": "errors",
     "NotRecordingError": "errors",
@@ -140,6 +149,7 @@ _HOME = {
     "RulesError": "errors",
     "Snapshot": "diagnosis.snapshot",
     "TooLateError": "errors",
+    "Watch": "watching.inside",
     "Worker": "processes.model",
     "analyze_dumps": "flight_recorder.analysis.analyze",
     "capture_node": "capture.node",
@@ -158,6 +168,7 @@ _HOME = {
     "request_dumps": "flight_recorder.request",
     "run_on_nodes": "nodes.run",
     "snapshot": "diagnosis.snapshot",
+    "watch": "watching.inside",
 }
 
 

@@ -15,6 +15,7 @@ Exceptions that *distdebug* raises on purpose.
     │   └── NotRecordingError
     ├── BundleError (ValueError)
     ├── CaptureError
+    │   └── NodeBusyError
     ├── NodesError (RuntimeError)
     ├── RulesError (ValueError)
     ├── ConfigError (ValueError)
@@ -36,6 +37,7 @@ __all__ = [
     "MeshError",
     "MissingDependencyError",
     "NoDumpsError",
+    "NodeBusyError",
     "NodesError",
     "NotRecordingError",
     "PatternError",
@@ -158,6 +160,12 @@ class BundleError(DistdebugError, ValueError):
 class CaptureError(DistdebugError):
     """
     A running process could not be inspected.
+    """
+
+
+class NodeBusyError(CaptureError):
+    """
+    Another collector is at work on this node.
     """
 
 

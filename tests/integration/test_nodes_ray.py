@@ -25,6 +25,7 @@ import pytest
 import distdebug
 
 from distdebug import analyze_dumps
+from distdebug.bundle.manifest import read_manifest
 from distdebug.diagnosis.everywhere import snapshot_everywhere
 from distdebug.errors import NodesError
 from distdebug.findings import Cause
@@ -244,27 +245,6 @@ def test_broken_env(cluster):
     assert results[0].remedy
 
 
-def test_snapshot(cluster, tmp_path):
-    """
-    A snapshot of all nodes has a part of each, and one diagnosis.
-    """
-    code = "import time\nprint(flush=True)\ntime.sleep(600)"
-    with subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "RANK": "0", "WORLD_SIZE": "1"},
-    ) as rank:
-        rank.stdout.readline()
-
-        taken = snapshot_everywhere(
-            tmp_path / "hang", engine=Ray(cluster.address), pids=[rank.pid]
-        )
-        rank.kill()
-
-    assert ["ok"] * 3 == [n.status for n in taken.manifest.nodes]
-    assert Cause.SLEEPING is taken.diagnosis.verdict.cause
-
-
 def test_crash(cluster):
     """
     A function that ends its process costs nothing but its own answer.
@@ -352,6 +332,47 @@ def test_closed(cluster):
     assert wait_until(lambda: not having("sleep 599.25"))
 
 
+@pytest.fixture
+def rank():
+    """
+    The number of a process that sleeps, and is a rank.
+    """
+    code = "import time\nprint(flush=True)\ntime.sleep(600)"
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "RANK": "0", "WORLD_SIZE": "1"},
+    ) as process:
+        process.stdout.readline()
+        yield process.pid
+        process.kill()
+
+
+def test_snapshot(cluster, rank, tmp_path):
+    """
+    A snapshot of the cluster has a part of each node, under its name.
+    """
+    got = subprocess.run(
+        [
+            *(sys.executable, "-m", "distdebug", "snapshot", "--json"),
+            *("--ray", cluster.address, "--pid", str(rank)),
+            str(tmp_path / "hang"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert 1 == got.returncode, got.stderr
+    data = json.loads(got.stdout)
+    assert dict.fromkeys(cluster.raylets, "ok") == {
+        node["host"]: node["status"] for node in data["manifest"]["nodes"]
+    }
+    assert set(cluster.raylets) <= {f.name for f in tmp_path.glob("hang/*")}
+    assert "sleeping" == data["verdict"]["cause"]
+
+
 def test_nobody_there(monkeypatch):
     """
     Where no cluster is, none is started.
@@ -419,3 +440,21 @@ def test_killed_node(cluster, nodes):
     assert ["ok", "ok"] == [
         result.status for host, result in again.items() if host != killed
     ]
+
+
+def test_snapshot_of_dead(cluster, nodes, rank, tmp_path):
+    """
+    A snapshot without a node that died says so, and has the others.
+    """
+    taken = snapshot_everywhere(
+        tmp_path / "hang", engine=Ray(cluster.address), pids=[rank]
+    )
+
+    status = {node.host: node.status for node in taken.manifest.nodes}
+    assert "failed" == status.pop(nodes[1])
+    assert ["ok", "ok"] == list(status.values())
+    assert taken.manifest == read_manifest(taken.folder)
+    (missing,) = taken.manifest.skipped
+    assert nodes[1] == missing.source
+    assert "does not reach the node" in missing.reason
+    assert Cause.SLEEPING is taken.diagnosis.verdict.cause

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +21,8 @@ import pytest
 
 import distdebug
 
+from distdebug.bundle.manifest import read_manifest
+from distdebug.diagnosis import everywhere
 from distdebug.diagnosis.everywhere import snapshot_everywhere
 from distdebug.errors import NodesError
 from distdebug.findings import Cause
@@ -274,25 +277,62 @@ def test_large_value(job):
     assert {3 << 20} == {len(result.value) for result in results}
 
 
-def test_snapshot(job, tmp_path):
+@pytest.fixture
+def rank():
     """
-    A snapshot of all nodes has a part of each, and one diagnosis.
+    The number of a process that sleeps, and is a rank.
     """
     code = "import time\nprint(flush=True)\ntime.sleep(600)"
     with subprocess.Popen(
         [sys.executable, "-c", code],
         stdout=subprocess.PIPE,
         env={**os.environ, "RANK": "0", "WORLD_SIZE": "1"},
-    ) as rank:
-        rank.stdout.readline()
+    ) as process:
+        process.stdout.readline()
+        yield process.pid
+        process.kill()
 
-        taken = snapshot_everywhere(
-            tmp_path / "hang", engine=Slurm(job=job), pids=[rank.pid]
-        )
-        rank.kill()
+
+def test_snapshot(job, rank, tmp_path):
+    """
+    A snapshot of all nodes has a part of each, and one diagnosis.
+    """
+    taken = snapshot_everywhere(
+        tmp_path / "hang", engine=Slurm(job=job), pids=[rank]
+    )
 
     assert ["ok"] * 3 == [n.status for n in taken.manifest.nodes]
     assert () == taken.manifest.skipped
+    assert Cause.SLEEPING is taken.diagnosis.verdict.cause
+
+
+def test_snapshot_hangs(lab, job, rank, tmp_path, monkeypatch):
+    """
+    A node that hangs while it collects costs its own part only, in bound.
+    """
+    monkeypatch.setattr(everywhere, "_MORE_S", 10.0)
+    begin = time.monotonic()
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(
+            snapshot_everywhere,
+            tmp_path / "hang",
+            engine=Slurm(job=job),
+            pids=[rank],
+            timeout_s=5,
+        )
+        wait_until(lambda: len(lab.tasks("lab-2")) == 2)
+        for task in lab.tasks("lab-2")[1:]:
+            task.suspend()
+        taken = future.result()
+
+    assert time.monotonic() - begin < 45
+    assert [("lab-1", "ok"), ("lab-2", "failed"), ("lab-9", "ok")] == [
+        (node.host, node.status) for node in taken.manifest.nodes
+    ]
+    (missing,) = taken.manifest.skipped
+    assert ("node", "lab-2") == (missing.what, missing.source)
+    assert "no answer after 15 s" in missing.reason
+    assert taken.manifest == read_manifest(taken.folder)
     assert Cause.SLEEPING is taken.diagnosis.verdict.cause
 
 
@@ -373,3 +413,20 @@ def test_dead_node(lab, job):
     assert ("lab-1", "lab-2") == (got["lab-1"].value, got["lab-2"].value)
     assert "dead" == got["lab-9"].status
     assert "does not reach the node" in got["lab-9"].reason
+
+
+def test_snapshot_of_dead(lab, job, rank, tmp_path):
+    """
+    A snapshot without a node that died says so.
+    """
+    lab.kill("lab-9")
+
+    taken = snapshot_everywhere(
+        tmp_path / "hang", engine=Slurm(job=job), pids=[rank]
+    )
+
+    assert [("lab-1", "ok"), ("lab-2", "ok"), ("lab-9", "failed")] == [
+        (node.host, node.status) for node in taken.manifest.nodes
+    ]
+    assert "does not reach the node" in taken.manifest.skipped[0].reason
+    assert Cause.SLEEPING is taken.diagnosis.verdict.cause

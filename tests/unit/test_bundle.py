@@ -6,20 +6,18 @@ from __future__ import annotations
 
 import json
 import os
-import time
 
 import pytest
 
-from distdebug.bundle import dumps as dumps_module
 from distdebug.bundle import logs as logs_module
 from distdebug.bundle import manifest as manifest_module
 from distdebug.bundle import node as node_module
-from distdebug.bundle.dumps import ask_ranks, keep_dumps
+from distdebug.bundle.folder import new_bundle
 from distdebug.bundle.logs import keep_tails
 from distdebug.bundle.manifest import (
     Manifest,
     NodeEntry,
-    new_bundle,
+    parse_manifest,
     read_manifest,
     write_manifest,
 )
@@ -27,8 +25,6 @@ from distdebug.bundle.node import keep_facts, public_variables
 from distdebug.capture.tool import ToolOutput
 from distdebug.errors import BundleError
 from distdebug.findings import Missing
-from distdebug.flight_recorder.request import DumpRequest
-from distdebug.testing import SimulatedJob, make_dumps
 
 
 NODE = {"host": "n1", "status": "ok", "seconds": 1.0, "reason": ""}
@@ -48,83 +44,11 @@ def fail_silently(_):
     raise ValueError
 
 
-def soon():
-    """
-    A deadline that does not come in a test.
-    """
-    return time.monotonic() + 60
-
-
 def names(folder):
     """
     What is in a folder.
     """
     return [path.name for path in folder.iterdir()]
-
-
-class TestNewBundle:
-    def test_new(self, tmp_path):
-        """
-        The folder that was wanted is made, for its owner alone.
-        """
-        folder = new_bundle(tmp_path / "a" / "hang")
-
-        assert tmp_path / "a" / "hang" == folder
-        assert 0o700 == folder.stat().st_mode & 0o777
-
-    def test_empty(self, tmp_path):
-        """
-        An empty folder is used, and closed to others.
-        """
-        (tmp_path / "hang").mkdir(mode=0o755)
-
-        folder = new_bundle(tmp_path / "hang")
-
-        assert tmp_path / "hang" == folder
-        assert 0o700 == folder.stat().st_mode & 0o777
-
-    def test_taken(self, tmp_path):
-        """
-        What is there is left alone: files, snapshots, and unfinished ones.
-        """
-        (tmp_path / "hang").write_text("a file")
-        first = new_bundle(tmp_path / "hang")
-        write_manifest(first, MANIFEST)
-
-        second = new_bundle(tmp_path / "hang")
-        third = new_bundle(tmp_path / "hang")
-
-        assert ["hang.2", "hang.3", "hang.4"] == [
-            f.name for f in (first, second, third)
-        ]
-        assert MANIFEST == read_manifest(first)
-
-    def test_both_at_once(self, tmp_path, monkeypatch):
-        """
-        Of two that find a folder empty only one has it.
-        """
-        mark = manifest_module._MARK
-        (tmp_path / mark).mkdir()
-        monkeypatch.setattr(manifest_module, "any", lambda _: False, False)
-
-        folder = new_bundle(tmp_path)
-
-        assert f"{tmp_path.name}.2" == folder.name
-
-    def test_one_was_faster(self, tmp_path, monkeypatch):
-        """
-        Whoever began and ended meanwhile keeps the folder.
-        """
-        write_manifest(tmp_path, MANIFEST)
-        monkeypatch.setattr(manifest_module, "any", lambda _: False, False)
-        monkeypatch.setattr(
-            manifest_module.itertools, "count", lambda _: iter([1])
-        )
-
-        with pytest.raises(AssertionError):
-            new_bundle(tmp_path)
-
-        assert ["manifest.json"] == names(tmp_path)
 
 
 class TestManifest:
@@ -221,6 +145,27 @@ class TestManifest:
         assert manifest == read_manifest(tmp_path)
 
 
+class TestParse:
+    def test_of_another_node(self):
+        """
+        What a node answers is understood as what it writes.
+        """
+        answer = json.loads(json.dumps(MANIFEST.to_dict()))
+
+        assert MANIFEST == parse_manifest(answer)
+
+    @pytest.mark.parametrize(
+        "answer",
+        [None, 7, "text", [], {}, {"tool": "distdebug", "schema": 1}],
+    )
+    def test_something_else(self, answer):
+        """
+        Whatever a node answers instead, the error is ours.
+        """
+        with pytest.raises(BundleError, match="damaged"):
+            parse_manifest(answer)
+
+
 class TestLogs:
     def test_tail(self, tmp_path, monkeypatch):
         """
@@ -257,187 +202,6 @@ class TestLogs:
             "No such file or directory",
             "only 3 logs are kept",
         ] == [m.reason for m in missing]
-
-
-class TestDumps:
-    def job(self, folder):
-        """
-        Write the dumps of a small job.
-        """
-        job = SimulatedJob(2)
-        job.collective("all_reduce")
-        return make_dumps(folder, job)
-
-    def test_newest(self, tmp_path):
-        """
-        Of each rank the newest dump and its side-car are kept, with times.
-        """
-        source = tmp_path / "dumps"
-        first = self.job(source)
-        for path in source.iterdir():
-            os.utime(path, (1000, 1000))
-        later = self.job(source / "later")
-        (source / "notes.txt").write_text("hello")
-        (source / "config.json").write_text("{}")
-
-        files, missing = keep_dumps(source, tmp_path / "kept", soon())
-
-        names = {f.name for f in files}
-        assert 2 == len(first) == len(files)
-        assert [] == missing
-        assert {p.name for p in later.values()} <= names
-        assert not {"notes.txt", "config.json"} & names
-        kept = tmp_path / "kept" / "later" / later[0].name
-        assert later[0].read_bytes() == kept.read_bytes()
-        assert later[0].stat().st_mtime_ns == kept.stat().st_mtime_ns
-        assert 0o600 == kept.stat().st_mode & 0o777
-
-    def test_sidecar_alone(self, tmp_path):
-        """
-        What a rank left that died is kept too.
-        """
-        data = {
-            "kind": "distdebug-sidecar",
-            "rank": 1,
-            "world_size": 2,
-            "reason": "start",
-        }
-        source = tmp_path / "dumps"
-        source.mkdir()
-        for number, name in enumerate(("1-1-1", "2-2-1")):
-            path = source / f"{name}_rank_1.sidecar.json"
-            path.write_text(json.dumps({**data, "written": number}))
-
-        files, _ = keep_dumps(source, tmp_path / "kept", soon())
-
-        assert ["2-2-1_rank_1.sidecar.json"] == [f.name for f in files]
-
-    def test_with_sidecar(self, tmp_path):
-        """
-        A dump and its side-car are kept together.
-        """
-        (dump, _) = self.job(tmp_path / "dumps").values()
-        side = dump.with_name(f"{dump.name}.sidecar.json")
-        data = {
-            "kind": "distdebug-sidecar",
-            "rank": 0,
-            "world_size": 2,
-            "dump": dump.name,
-        }
-        side.write_text(json.dumps(data))
-
-        files, missing = keep_dumps(
-            tmp_path / "dumps", tmp_path / "kept", soon()
-        )
-
-        assert [] == missing
-        assert [dump.name, side.name, "nccl_trace_rank_1"] == [
-            f.name for f in files
-        ]
-
-    def test_bounds(self, tmp_path, monkeypatch):
-        """
-        What is too large, or comes too late, is told and not kept.
-        """
-        self.job(tmp_path / "dumps")
-        late = tmp_path / "late"
-
-        files, missing = keep_dumps(tmp_path / "dumps", late, 0.0)
-
-        assert [] == files
-        assert {"the time was over"} == {m.reason for m in missing}
-        monkeypatch.setattr(dumps_module, "_ONE_MOST_BYTES", 1)
-        files, missing = keep_dumps(tmp_path / "dumps", late, soon())
-        assert [] == files
-        assert {"it is too large for the space that is left"} == {
-            m.reason for m in missing
-        }
-
-    def test_little_space(self, tmp_path, monkeypatch):
-        """
-        What the disk has left is not used up.
-        """
-        self.job(tmp_path / "dumps")
-        monkeypatch.setattr(dumps_module, "_free_bytes", lambda _: 100)
-
-        files, missing = keep_dumps(
-            tmp_path / "dumps", tmp_path / "kept", soon()
-        )
-
-        assert [] == files
-        assert 2 == len(missing)
-
-    def test_full_disk(self, tmp_path, monkeypatch):
-        """
-        What could not be written leaves nothing behind.
-        """
-        self.job(tmp_path / "dumps")
-
-        def fail(*_):
-            raise OSError(28, "No space left on device")
-
-        monkeypatch.setattr(dumps_module.shutil, "copyfileobj", fail)
-
-        files, missing = keep_dumps(
-            tmp_path / "dumps", tmp_path / "kept", soon()
-        )
-
-        assert [] == files
-        assert {"No space left on device"} == {m.reason for m in missing}
-        assert [] == names(tmp_path / "kept")
-
-    def test_became_a_pipe(self, tmp_path):
-        """
-        A pipe where a dump was found is not waited at.
-        """
-        os.mkfifo(tmp_path / "pipe")
-
-        with pytest.raises(OSError, match="not a file"):
-            dumps_module._copy(tmp_path / "pipe", tmp_path / "x", 10)
-
-    def test_ask(self, tmp_path, monkeypatch):
-        """
-        Who gave no new dump is told; torch's ranks are known by their files.
-        """
-        (tmp_path / "nccl_trace_rank_2").write_bytes(b"new")
-        rows = (
-            DumpRequest(0, "dumped", tmp_path),
-            DumpRequest(1, "silent", tmp_path, "no answer in time"),
-            DumpRequest(2, "asked", tmp_path),
-            DumpRequest(3, "asked", tmp_path),
-        )
-        monkeypatch.setattr(
-            dumps_module, "request_dumps", lambda _, timeout_s: rows
-        )
-
-        missing = ask_ranks(tmp_path, 0.05)
-
-        assert [
-            (1, "no answer in time"),
-            (3, "torch was asked for it, and wrote none"),
-        ] == [(m.rank, m.reason) for m in missing]
-
-    def test_torch_wrote(self, tmp_path, monkeypatch):
-        """
-        When all files are there, nobody waits longer.
-        """
-        (tmp_path / "nccl_trace_rank_2").write_bytes(b"new")
-        rows = (DumpRequest(2, "asked", tmp_path),)
-        monkeypatch.setattr(
-            dumps_module, "request_dumps", lambda _, timeout_s: rows
-        )
-
-        missing = ask_ranks(tmp_path, 600)
-
-        assert [] == missing
-
-    def test_nobody(self, tmp_path):
-        """
-        Without any pipe there is nobody to ask.
-        """
-        (missing,) = ask_ranks(tmp_path, 0.1)
-
-        assert "no pipes" in missing.reason
 
 
 @pytest.fixture

@@ -18,21 +18,21 @@ from urllib.parse import urlsplit
 import pytest
 
 from distdebug import diagnose
-from distdebug.bundle import debug_asking as asking_module
-from distdebug.bundle import debug_files as files_module
-from distdebug.bundle import debug_server as server_module
-from distdebug.bundle import fetch as fetch_module
-from distdebug.bundle.debug_files import Told, is_dump, process_in
-from distdebug.bundle.debug_pages import read_addresses, read_page
-from distdebug.bundle.debug_server import keep_debug_server
-from distdebug.bundle.fetch import (
+from distdebug._in_time import answers_in_time
+from distdebug.bundle.debug_server import asking as asking_module
+from distdebug.bundle.debug_server import fetch as fetch_module
+from distdebug.bundle.debug_server import files as files_module
+from distdebug.bundle.debug_server import keep as server_module
+from distdebug.bundle.debug_server.fetch import (
     Allowance,
     NoAnswerError,
     Place,
     fetch,
     parse_place,
 )
-from distdebug.bundle.in_time import answers_in_time
+from distdebug.bundle.debug_server.files import Told, is_dump, process_in
+from distdebug.bundle.debug_server.keep import keep_debug_server
+from distdebug.bundle.debug_server.pages import read_addresses, read_page
 from distdebug.findings import Cause
 from distdebug.flight_recorder.read import read_dumps
 from distdebug.stacks.parse import read_stacks

@@ -11,7 +11,7 @@ import pytest
 
 from distdebug.capture.attaching import lock
 from distdebug.capture.attaching.lock import node_lock
-from distdebug.errors import CaptureError
+from distdebug.errors import CaptureError, NodeBusyError
 
 
 class TestNodeLock:
@@ -21,7 +21,9 @@ class TestNodeLock:
         """
         with (
             node_lock(folder=str(tmp_path)),
-            pytest.raises(CaptureError, match=f"process {os.getpid()} is att"),
+            pytest.raises(
+                NodeBusyError, match=f"process {os.getpid()} is att"
+            ),
             node_lock(folder=str(tmp_path)),
         ):
             pass
@@ -96,10 +98,12 @@ class TestNodeLock:
         os.mkfifo(tmp_path / f"distdebug-{os.getuid()}.lock")
 
         with (
-            pytest.raises(CaptureError, match="or is no file"),
+            pytest.raises(CaptureError, match="or is no file") as caught,
             node_lock(folder=str(tmp_path)),
         ):
             pass
+
+        assert not isinstance(caught.value, NodeBusyError)
 
     def test_of_somebody_else(self, tmp_path, monkeypatch):
         """
@@ -125,3 +129,20 @@ class TestNodeLock:
         monkeypatch.setattr(lock.tempfile, "gettempdir", lambda: "/x")
 
         assert "/x" == lock._folder()
+
+    def test_names(self, tmp_path):
+        """
+        Who locks something else is let in; who locks the same is not.
+        """
+        folder = str(tmp_path)
+
+        with node_lock(folder=folder) as first:
+            with node_lock(folder=folder, name="watch-1") as second:
+                with (
+                    pytest.raises(NodeBusyError),
+                    node_lock(folder=folder, name="watch-1"),
+                ):
+                    pass
+
+        assert f"distdebug-{os.getuid()}.lock" == first.name
+        assert f"watch-1-{os.getuid()}.lock" == second.name

@@ -22,7 +22,11 @@ from distdebug.flight_recorder.recording.current import (
 from distdebug.flight_recorder.recording.describe import describe_process
 from distdebug.flight_recorder.recording.plan import plan_flight_recorder
 from distdebug.flight_recorder.recording.symbolizer import without_inductor
-from distdebug.flight_recorder.recording.trace import is_in_flight, read_trace
+from distdebug.flight_recorder.recording.trace import (
+    is_in_flight,
+    read_progress,
+    read_trace,
+)
 
 
 pytestmark = pytest.mark.usefixtures("rank_3")
@@ -235,6 +239,74 @@ class TestTrace:
         found += [is_in_flight(0)]
 
         assert [False, True, False, True] == found
+
+
+class TestProgress:
+    def test_counters(self, fake_torch):
+        """
+        What a rank has begun and completed is told by group, and moves.
+        """
+        before = read_progress()
+        fake_torch.unfinished = 1
+
+        assert (("0", 4, None, 4),) == before
+        assert (("0", 5, None, 4),) == read_progress()
+        assert [] == fake_torch.asked
+
+    def test_both(self, fake_torch):
+        """
+        NCCL's recorder and that of the others count together.
+        """
+        fake_torch.c10d._dump_nccl_trace_json = lambda *_: (
+            '{"pg_status": {"7": {"last_enqueued_collective": 9, '
+            '"last_started_collective": 8, "last_completed_collective": 7}}}'
+        )
+
+        assert (("7", 9, 8, 7), ("0", 4, None, 4)) == read_progress()
+
+    def test_no_calls(self, fake_torch):
+        """
+        It asks for counters, and never for calls, whose number is large.
+        """
+        asked = []
+        status = fake_torch.status
+        fake_torch.c10d._dump_fr_trace_json = lambda *args: (
+            asked.append(args),
+            status(*args),
+        )[1]
+
+        read_progress()
+
+        assert [(False, False)] == asked
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            "[]",
+            "{}",
+            '{"pg_status": {}}',
+            '{"pg_status": 5}',
+            '{"pg_status": {"0": 5}}',
+        ],
+    )
+    def test_nothing(self, fake_torch, text):
+        """
+        Where nothing was recorded, or it cannot be understood, it is unknown.
+        """
+        fake_torch.c10d._dump_fr_trace_json = lambda *_: text
+
+        assert read_progress() is None
+        assert not is_in_flight(0)
+
+    def test_no_torch(self, monkeypatch):
+        """
+        Where torch is not loaded, it is not loaded for this.
+        """
+        monkeypatch.delitem(sys.modules, "torch", raising=False)
+
+        assert read_progress() is None
+        assert "torch" not in sys.modules
 
 
 class TestSymbolizer:

@@ -8,8 +8,16 @@ import json
 
 import pytest
 
-from distdebug.bundle.manifest import read_manifest
-from distdebug.diagnosis import everywhere
+from distdebug.bundle import folder
+from distdebug.bundle.manifest import (
+    Manifest,
+    NodeEntry,
+    parse_manifest,
+    read_manifest,
+)
+from distdebug.capture.model import Capture
+from distdebug.diagnosis import collect, everywhere
+from distdebug.diagnosis.collect import Wanted
 from distdebug.diagnosis.everywhere import snapshot_everywhere
 from distdebug.findings import Cause
 from distdebug.nodes.here import Here
@@ -32,6 +40,15 @@ def stack_of(rank):
     return ProcessStacks(
         pid=100 + rank, source="", threads=(thread,), rank=rank, role="rank"
     )
+
+
+def there_is(entry):
+    """
+    The manifest of one node.
+    """
+    return Manifest(
+        version="1", created=1.0, job="1234", nodes=(NodeEntry(**entry),)
+    ).to_dict()
 
 
 @pytest.fixture
@@ -60,7 +77,7 @@ def nodes(monkeypatch):
             yield NodeResult(
                 host=host,
                 status=NodeStatus.OK,
-                value={"job": "1234", "nodes": [{**entry, "reason": ""}]},
+                value=there_is(entry | {"host": host}),
             )
         yield dead
 
@@ -94,7 +111,7 @@ def test_all(nodes, tmp_path):
     )
     assert "1234" == taken.manifest.job
     assert "rank 2" in (taken.folder / "REPORT.txt").read_text()
-    assert ("nodes", 2, 3) == told[-1]
+    assert ("nodes", 2, 3) in told
 
 
 def test_nobody(nodes, monkeypatch, tmp_path):
@@ -119,9 +136,36 @@ def test_on_a_node(monkeypatch, tmp_path, name):
     monkeypatch.delenv("SLURMD_NODENAME", raising=False)
     if name:
         monkeypatch.setenv("SLURMD_NODENAME", name)
-    monkeypatch.setattr(everywhere.socket, "gethostname", lambda: "vm")
+    monkeypatch.setattr(folder.socket, "gethostname", lambda: "vm")
+    monkeypatch.setattr(
+        collect,
+        "capture_node",
+        lambda **_: Capture(host="vm", processes=()),
+    )
+    wanted = Wanted(pids=[], timeout_s=5.0)
 
-    got = everywhere._take_here(str(tmp_path), {"pids": [], "timeout_s": 5.0})
+    got = everywhere._take_here(str(tmp_path), wanted)
 
-    assert 1 == len(json.loads(json.dumps(got))["nodes"])
-    assert [name or "vm"] == [f.name for f in tmp_path.iterdir()]
+    (part,) = tmp_path.iterdir()
+    assert (name or "vm") == part.name
+    assert read_manifest(part) == parse_manifest(json.loads(json.dumps(got)))
+    assert [part.name] == [node.host for node in read_manifest(part).nodes]
+
+
+@pytest.mark.parametrize("answer", ["hello", {"tool": "other"}])
+def test_something_else(nodes, monkeypatch, tmp_path, answer):
+    """
+    A node that answers with something else counts as one that failed.
+    """
+    result = NodeResult(host="n1", status=NodeStatus.OK, value=answer)
+    monkeypatch.setattr(
+        everywhere, "run_on_nodes", lambda *_, **__: iter([result])
+    )
+
+    taken = snapshot_everywhere(tmp_path / "hang", engine=Here())
+
+    (node,) = taken.manifest.nodes
+    assert ("n1", "failed") == (node.host, node.status)
+    assert "it answered with something else" in node.reason
+    assert "node" == taken.manifest.skipped[0].what
+    assert taken.is_blind

@@ -806,6 +806,40 @@ class TestPatterns:
 
         assert {10} == found(fake_proc, "mine").keys()
 
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ("-m", "distdebug", "watch"),
+            ("-P", "-m", "distdebug.watching.child"),
+            ("-m", "distdebug.nodes.child"),
+            ("/venv/bin/distdebug", "snapshot"),
+        ],
+    )
+    def test_other_collectors(self, fake_proc, arguments):
+        """
+        Whoever collects is no part of a job, also if a rank has started it.
+        """
+        env = ranks_env(0, 1)
+        fake_proc.add(10, PY, "mine.py", environ=env, maps=TORCH)
+        fake_proc.add(20, PY, *arguments, parent=10, environ=env, maps=TORCH)
+        fake_proc.add(21, PY, "mine.py", parent=20, environ=env, maps=TORCH)
+
+        assert {10} == found(fake_proc).keys()
+        assert {10} == found(fake_proc, "mine|distdebug").keys()
+
+    def test_no_collector(self, fake_proc):
+        """
+        What only has a similar name may be a rank.
+        """
+        fake_proc.add(
+            10,
+            *(PY, "-m", "my_distdebug.watching.child"),
+            environ=ranks_env(0, 1),
+            maps=TORCH,
+        )
+
+        assert {10} == found(fake_proc).keys()
+
     def test_one_text(self, fake_proc):
         """
         A single pattern may be given as it is.
@@ -907,6 +941,60 @@ class TestHostile:
         got = {w.pid for w in find_workers(["."])}
 
         assert not got & {os.getpid(), *above}
+
+
+class TestAncestors:
+    @pytest.fixture(name="job")
+    def _job(self, fake_proc):
+        """
+        A rank that has started this process, which looks, and another rank.
+        """
+        line = (PY, "t.py")
+        fake_proc.add(10, PY, "/x/torchrun", "t.py", environ={})
+        for rank in (0, 1):
+            fake_proc.add(
+                20 + rank,
+                *line,
+                parent=10,
+                environ=ranks_env(rank, 2),
+                maps=TORCH,
+            )
+        fake_proc.add(
+            os.getpid(),
+            *line,
+            parent=20,
+            environ=ranks_env(0, 2),
+            maps=TORCH,
+            start=900,
+        )
+        return fake_proc
+
+    def test_wanted(self, job):
+        """
+        Whoever is started by a rank can look at that one too.
+        """
+        got = found(job, include_ancestors=True)
+
+        assert {
+            10: ("torchrun", "launcher", None),
+            20: ("torchrun", "rank", 0),
+            21: ("torchrun", "rank", 1),
+        } == got
+
+    def test_default(self, job):
+        """
+        Otherwise they are shells that name what is looked for.
+        """
+        assert {21} == found(job).keys()
+        assert {21} == found(job, r"t\.py").keys()
+
+    def test_with_pattern(self, job):
+        """
+        A pattern chooses among them, and never the one that looks.
+        """
+        got = found(job, r"python t\.py", include_ancestors=True)
+
+        assert {20, 21} == got.keys()
 
 
 class TestWorkerOf:

@@ -6,14 +6,17 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 
 from types import SimpleNamespace
 
 import pytest
 
-from distdebug.bundle.manifest import read_manifest
+from distdebug.bundle.folder import MARK, new_bundle
+from distdebug.bundle.manifest import Manifest, read_manifest
 from distdebug.capture.model import Capture, CaptureStatus, ProcessCapture
-from distdebug.diagnosis import snapshot as module
+from distdebug.diagnosis import collect as module
+from distdebug.diagnosis import snapshot as snapshot_module
 from distdebug.diagnosis.snapshot import snapshot
 from distdebug.errors import PatternError
 from distdebug.findings import Cause, Missing
@@ -187,11 +190,167 @@ class TestAll:
         taken._repr_pretty_(printer, cycle=True)
         assert [str(taken), "..."] == printed
         assert str(taken).startswith(str(taken.diagnosis))
-        assert f"snapshot: {tmp_path}/hang (nodes: 1, files: 7)" in str(taken)
+        assert f"snapshot: {tmp_path}/hang (nodes: 1, files: 6)" in str(taken)
         data = json.loads(json.dumps(taken.to_dict()))
         assert data["verdict"]["cause"] == taken.diagnosis.verdict.cause
         assert str(taken.folder) == data["folder"]
         assert HOST == data["manifest"]["nodes"][0]["host"]
+
+
+class TestDumpDirs:
+    @pytest.fixture(name="asked")
+    def _asked(self, node, monkeypatch):
+        """
+        Where dumps are asked for, and of whom; each folder has one.
+        """
+        asked = []
+
+        def ask(folder, _, *, ranks):
+            asked.append((folder.name, ranks))
+            return []
+
+        def keep(source, folder, _, *, own):
+            asked.append((folder.name, own))
+            return [folder / "dump"], []
+
+        monkeypatch.setattr(module, "ask_ranks", ask)
+        monkeypatch.setattr(module, "keep_dumps", keep)
+        return asked
+
+    def test_told_by_ranks(self, node, asked, tmp_path, monkeypatch):
+        """
+        Nobody needs to know where dumps are: the ranks that were seen do.
+        """
+        pids = []
+
+        def find(found):
+            pids.extend(found)
+            return [tmp_path / "a", tmp_path / "b"]
+
+        monkeypatch.setattr(module, "find_dump_dirs", find)
+
+        taken = snapshot(tmp_path / "hang")
+
+        assert [1000, 1001] == pids
+        assert [
+            *(("a", None), ("flight_recorder", None)),
+            *(("b", None), ("flight_recorder.2", None)),
+        ] == asked
+        assert "ok" == taken.manifest.nodes[0].status
+
+    def test_named(self, node, asked, tmp_path, monkeypatch):
+        """
+        Where the user says so, nobody else is believed.
+        """
+        monkeypatch.setattr(module, "find_dump_dirs", raises(ValueError()))
+
+        snapshot(tmp_path / "hang", dump_dir=str(tmp_path / "a"))
+
+        assert [("a", None), ("flight_recorder", None)] == asked
+
+    def test_dumps_alone(self, node, asked, tmp_path):
+        """
+        Who has dumps has seen the job, also without a process.
+        """
+        node.capture = Capture(host=HOST, processes=())
+
+        taken = snapshot(tmp_path / "hang", dump_dir=tmp_path / "a")
+
+        assert not taken.is_blind
+
+    def test_one_of_many(self, node, asked, tmp_path):
+        """
+        Of many nodes each takes its own ranks, and says when it is done.
+        """
+        wanted = module.Wanted(dump_dir=tmp_path / "a")
+
+        taken = module.collect_node(
+            tmp_path, wanted, host="n1", is_one_of_many=True
+        )
+
+        assert [("a", {0, 1}), ("flight_recorder", {0, 1})] == asked
+        assert taken.manifest == read_manifest(tmp_path)
+        assert "n1" == taken.manifest.nodes[0].host
+        assert Cause.IO_WAIT == taken.findings[0].cause
+
+    def test_alone(self, node, asked, tmp_path):
+        """
+        Alone, whoever explains it writes the manifest.
+        """
+        module.collect_node(tmp_path, module.Wanted(), host="n1")
+
+        assert not (tmp_path / "manifest.json").exists()
+
+
+class TestDebugServer:
+    def test_asked(self, node, tmp_path, monkeypatch):
+        """
+        A server that knows all ranks is one more source, in time.
+        """
+        asked = []
+
+        def keep(address, folder, ends):
+            asked.append((address, folder.name, ends - time.monotonic()))
+            return [folder / "dump"], []
+
+        monkeypatch.setattr(module, "keep_debug_server", keep)
+        node.capture = Capture(host=HOST, processes=())
+
+        taken = snapshot(
+            tmp_path / "hang", debug_server="node-0:25999", timeout_s=100.0
+        )
+
+        ((address, folder, left_s),) = asked
+        assert ("node-0:25999", HOST) == (address, folder)
+        assert 50 < left_s <= 80
+        assert not taken.is_blind
+
+    def test_silent(self, node, tmp_path, monkeypatch):
+        """
+        One that does not answer costs nothing but itself.
+        """
+        monkeypatch.setattr(
+            module, "keep_debug_server", raises(TimeoutError("no answer"))
+        )
+
+        taken = snapshot(tmp_path / "hang", debug_server="node-0:25999")
+
+        assert [("debug server", "TimeoutError: no answer")] == reasons(taken)
+        assert Cause.IO_WAIT == taken.diagnosis.verdict.cause
+
+    def test_not_asked(self, node, tmp_path, monkeypatch):
+        """
+        Nobody is asked who was not named.
+        """
+        monkeypatch.setattr(module, "keep_debug_server", raises(ValueError()))
+
+        assert [] == reasons(snapshot(tmp_path / "hang"))
+
+
+class TestExplain:
+    def test_many(self, node, tmp_path):
+        """
+        The parts of all nodes are one diagnosis, which ends the snapshot.
+        """
+        mark = new_bundle(tmp_path / "hang") / MARK
+        for number in (0, 1):
+            node.capture = Capture(host=HOST, processes=(process(number),))
+            part = tmp_path / "hang" / f"n{number}"
+            part.mkdir()
+            module.collect_node(
+                part, module.Wanted(), host=part.name, is_one_of_many=True
+            )
+        manifest = Manifest(version="1", created=5.0, job="run 7")
+
+        taken = snapshot_module.explain_bundle(tmp_path / "hang", manifest)
+
+        assert (Cause.IO_WAIT, (0, 1)) == (
+            taken.diagnosis.verdict.cause,
+            taken.diagnosis.verdict.ranks,
+        )
+        assert manifest == taken.manifest == read_manifest(tmp_path / "hang")
+        assert (taken.folder / "REPORT.txt").exists()
+        assert not mark.exists()
 
 
 class TestFailures:
@@ -258,7 +417,7 @@ class TestFailures:
         """
         Where nothing can be written there is still a diagnosis.
         """
-        monkeypatch.setattr(module, "write_whole", raises(FULL))
+        monkeypatch.setattr(snapshot_module, "write_whole", raises(FULL))
         monkeypatch.setattr(module, "write_manifest", raises(FULL))
         monkeypatch.setattr(module, "write_capture", raises(FULL))
 
@@ -273,7 +432,7 @@ class TestFailures:
         """
         A report that cannot be written is told.
         """
-        monkeypatch.setattr(module, "write_whole", raises(FULL))
+        monkeypatch.setattr(snapshot_module, "write_whole", raises(FULL))
 
         taken = snapshot(tmp_path / "hang")
 

@@ -12,10 +12,10 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from distdebug.watching import gpu_load
-from distdebug.watching.gpu import GpuActivity
-from distdebug.watching.gpu_load import GpuLoad, gpu_loads
 from distdebug.watching.progress import ProgressSensor
+from distdebug.watching.senses import gpu_load
+from distdebug.watching.senses.gpu import GpuActivity
+from distdebug.watching.senses.gpu_load import GpuLoad, gpu_loads
 
 
 class Driver:

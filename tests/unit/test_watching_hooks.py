@@ -19,10 +19,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from distdebug._in_time import in_time
 from distdebug.errors import ConfigError, HookError
 from distdebug.watching.hang import Hang, HangReason
 from distdebug.watching.hooks import command_hook, webhook_hook
-from distdebug.watching.in_time import in_time
 from distdebug.watching.webhook import post as posting
 from distdebug.watching.webhook.address import Address, read_address
 from distdebug.watching.webhook.message import message_for

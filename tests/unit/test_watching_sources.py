@@ -5,12 +5,15 @@ What can be seen to change, on nodes and in folders that are made up.
 from __future__ import annotations
 
 import os
+import threading
 
 import pytest
 
-from distdebug.watching import sources
-from distdebug.watching.sources import (
+from distdebug.watching.senses import sources
+from distdebug.watching.senses.sources import (
+    FilesState,
     files_state,
+    last_known,
     newest_file,
     processor_time,
     step,
@@ -166,3 +169,57 @@ class TestKernel:
         """
         assert switches([os.getpid()]) > 0
         assert processor_time([os.getpid()]) >= 0
+
+
+class TestFilesState:
+    def test_nothing(self):
+        """
+        Without files nothing is seen.
+        """
+        assert FilesState([])() is None
+
+    def test_change(self, tmp_path):
+        """
+        What was written since is seen.
+        """
+        log = tmp_path / "job.log"
+        look = FilesState(iter([log]))
+        before = look()
+        log.write_text("a")
+
+        assert before is None
+        assert files_state([log]) == look()
+
+    def test_hangs(self, monkeypatch):
+        """
+        A file system that does not answer keeps one thread, and nobody else;
+        until it answers, nothing has moved.
+        """
+        answers, begun = threading.Event(), []
+
+        def look(paths):
+            begun.append(paths)
+            answers.wait(30)
+            return len(begun)
+
+        monkeypatch.setattr(sources, "files_state", look)
+        files = FilesState(["/gone"], patience_s=0.01)
+
+        seen = [files(), files()]
+        answers.set()
+        files._looking.join(30)
+
+        assert [None, None] == seen
+        assert [("/gone",)] == begun
+        files._patience_s = 30
+        assert 2 == files()
+
+
+def test_last_known():
+    """
+    Joined senses move if one of them does, and keep what they saw.
+    """
+    first, second = iter([None, 1, None, 1]), iter([None, None, 2, 2])
+    sense = last_known(lambda _: next(first), lambda _: next(second))
+
+    assert [None, (1, None), (1, 2), (1, 2)] == [sense(()) for _ in range(4)]

@@ -4,14 +4,18 @@ Whom a watcher calls and when, with clocks and nodes that are made up.
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
 from distdebug.errors import ConfigError, PatternError
 from distdebug.processes.model import Worker
+from distdebug.watching.alarm import ProgressAlarm
 from distdebug.watching.config import HangDebugConfig
 from distdebug.watching.crew import crew_of
+from distdebug.watching.hang import HangReason, NotYet
 from distdebug.watching.progress import ProgressSensor
-from distdebug.watching.watch import HangReason, watch_processes
+from distdebug.watching.watch import watch_processes
 
 
 class Node:
@@ -290,6 +294,200 @@ class TestProgress:
         node.watch(10_000, sense=sense)
 
         assert [] == node.calls  # 250 s were fine, so 1,200 s are
+
+
+class TestNotYet:
+    def stall(self, node, *, at, **options):
+        """
+        Watch something that moves once a second until then, and no more.
+        """
+        return node.watch(
+            10_000,
+            sense=lambda _: {"rank 0": min(node.now, 1000 + at)},
+            new_sensor=lambda: ProgressSensor(floor_s=60, start_s=60),
+            **options,
+        )
+
+    def test_again(self, node):
+        """
+        What is fine is asked for again when it has lasted twice as long.
+        """
+        stalls = []
+
+        def on_hang(reason):
+            ((_, seconds),) = reason.stalled
+            stalls.append(seconds)
+            return NotYet(seconds)
+
+        node.at(1500, lambda: node.end(7))
+
+        self.stall(node, at=100, on_hang=on_hang)
+
+        assert 70 == stalls[0]
+        assert [140, 280, 560, 1120] == stalls[1:]
+
+    def test_forever(self, node):
+        """
+        What is never news does not use up the number of times.
+        """
+        calls = []
+
+        def on_hang(reason):
+            calls.append(reason)
+            return NotYet(20)
+
+        node.at(1000, lambda: node.end(7))
+
+        self.stall(node, at=100, on_hang=on_hang)
+
+        assert 30 < len(calls)
+
+    def test_news_after_all(self, node):
+        """
+        When it is told in the end, it is told once.
+        """
+        answers = [NotYet(100), NotYet(100), None]
+        calls = []
+
+        def on_hang(reason):
+            calls.append(round(reason.elapsed_s))
+            return answers.pop(0)
+
+        node.at(5000, lambda: node.end(7))
+
+        self.stall(node, at=100, on_hang=on_hang)
+
+        assert [170, 270, 370] == calls
+
+    def test_moved(self, node):
+        """
+        What has moved meanwhile is not asked for again.
+        """
+        calls = []
+
+        def on_hang(reason):
+            calls.append(reason)
+            return NotYet(100)
+
+        node.at(5000, lambda: node.end(7))
+
+        node.watch(
+            10_000,
+            sense=lambda _: 1 if 1100 < node.now < 1200 else node.now,
+            new_sensor=lambda: ProgressSensor(floor_s=60, start_s=60),
+            on_hang=on_hang,
+        )
+
+        assert 1 == len(calls)
+
+    def test_others(self, node):
+        """
+        Only what was told is taken back, and not what was told before.
+        """
+        told = []
+
+        def on_hang(reason):
+            told.append(tuple(name for name, _ in reason.stalled))
+            return NotYet(50) if told[-1] == ("b",) else None
+
+        node.at(1000, lambda: node.end(7))
+
+        node.watch(
+            10_000,
+            sense=lambda _: {
+                "a": min(node.now, 1010),
+                "b": min(node.now, 1600),
+            },
+            new_sensor=lambda: ProgressSensor(floor_s=60, start_s=60),
+            on_hang=on_hang,
+        )
+
+        assert ("a",) == told[0]
+        assert {("b",)} == set(told[1:])
+        assert 1 < len(told[1:])
+
+    def test_wait(self, node):
+        """
+        A fixed wait is over once, whatever is answered.
+        """
+        calls = []
+
+        def on_hang(reason):
+            calls.append(round(reason.elapsed_s))
+            return NotYet(5)
+
+        node.at(500, lambda: node.end(7))
+
+        node.watch([100, 200], sense=lambda _: node.now, on_hang=on_hang)
+
+        assert [100, 200] == calls
+
+    def test_nothing_to_take_back(self):
+        """
+        Who told nothing takes nothing back, and tells as often as before.
+        """
+        alarm = ProgressAlarm(
+            new_sensor=lambda: ProgressSensor(floor_s=1, start_s=1), most=1
+        )
+        alarm.saw(0, {"a": 1})
+        alarm.withdraw(1000)
+
+        first = alarm.news(5)
+        alarm.news(6)  # nothing new
+        alarm.withdraw(0)
+
+        assert (("a", 5),) == first
+        assert () == alarm.news(7)
+
+
+class TestStopped:
+    @pytest.mark.parametrize("answer", [True, 1, "yes", None, False])
+    def test_told(self, node, answer):
+        """
+        Whoever sleeps for us may end it, by nothing but the truth.
+        """
+
+        def sleep(seconds):
+            node.sleep(seconds)
+            return answer
+
+        node.at(100, lambda: node.end(7))
+
+        ending = node.watch(10_000, sleep=sleep)
+
+        assert ("stopped" if answer is True else "ended") == ending
+
+    @pytest.mark.parametrize("wait", [5, 10_000])
+    def test_event(self, node, wait):
+        """
+        An event ends it at once, however long the next rest would be.
+        """
+        stop = threading.Event()
+        stop.set()
+
+        ending = node.watch(wait, sleep=stop.wait)
+
+        assert "stopped" == ending
+
+    def test_during_call(self, node):
+        """
+        If it is ended while somebody is called, nobody is called again.
+        """
+        stop = threading.Event()
+        calls = []
+
+        def on_hang(reason):
+            calls.append(reason)
+            stop.set()
+
+        def sleep(seconds):
+            node.sleep(seconds)
+            return stop.is_set()
+
+        ending = node.watch([10, 20, 30], sleep=sleep, on_hang=on_hang)
+
+        assert "stopped" == ending
+        assert 1 == len(calls)
 
 
 class TestEnding:

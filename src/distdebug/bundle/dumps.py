@@ -6,29 +6,86 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import stat
 import time
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 
 from ..findings import Missing
 from ..flight_recorder.reading.files import DumpFile, Found, find_files
+from ..flight_recorder.recording.variables import VARIABLES
 from ..flight_recorder.request import DumpRequest, request_dumps
-from ..flight_recorder.sidecar import Sidecar
+from ..flight_recorder.sidecar import SIDECAR_SUFFIX, Sidecar
+from ..processes.environ import read_environ
 
 
-__all__ = ["ask_ranks", "keep_dumps"]
+__all__ = ["ask_ranks", "find_dump_dirs", "keep_dumps"]
 
 _MOST_BYTES = 1 << 30
 _ONE_MOST_BYTES = 1 << 28
+_MOST_RANKS = 256
+_MOST_ENTRIES = 100_000
 # Times of files are kept less precisely than the clock's.
 _TICK_S = 0.1
 _PAUSE_S = 0.25
 
 
+def find_dump_dirs(pids: Iterable[int]) -> list[Path]:
+    """
+    Find out from ranks where they put their dumps.
+
+    Args:
+        pids: The ranks.
+
+    Returns:
+        The folders that their environments name, and in which somebody listens
+        or has dumped.
+    """
+    named: dict[Path, set[str]] = {}
+    for pid in islice(pids, _MOST_RANKS):
+        environ, _ = read_environ(pid)
+        for prefix in _prefixes(environ):
+            folder, name = os.path.split(prefix)
+            if Path(folder).is_absolute():
+                named.setdefault(Path(folder), set()).add(name)
+    return [
+        folder for folder, names in named.items() if _is_used(folder, names)
+    ]
+
+
+def _prefixes(environ: Mapping[str, str]) -> Iterator[str]:
+    for variable in VARIABLES:
+        if variable.key in {"dump_prefix", "pipe_prefix"}:
+            for spelling in variable.spellings:
+                yield environ.get(spelling.name, "")
+
+
+def _is_used(folder: Path, names: Iterable[str]) -> bool:
+    """
+    Whether a folder has files of ranks, and is not just some folder.
+
+    Other folders can be huge, and none of our business.
+    """
+    starts = tuple(name for name in names if name)
+    try:
+        with os.scandir(folder) as entries:
+            return any(
+                entry.name.endswith(SIDECAR_SUFFIX)
+                or (starts and entry.name.startswith(starts))
+                for entry in islice(entries, _MOST_ENTRIES)
+            )
+    except (OSError, ValueError):
+        return False
+
+
 def ask_ranks(
-    dump_dir: str | os.PathLike[str], timeout_s: float
+    dump_dir: str | os.PathLike[str],
+    timeout_s: float,
+    *,
+    ranks: Collection[int] | None = None,
 ) -> list[Missing]:
     """
     Ask the ranks of this node for dumps.
@@ -38,11 +95,13 @@ def ask_ranks(
 
         timeout_s: How long to wait for answers, in seconds.
 
+        ranks: Whom to ask; by default everybody who has a pipe there.
+
     Returns:
         Who gave none, and why.
     """
     asked, deadline = time.time(), time.monotonic() + timeout_s
-    rows = request_dumps(dump_dir, timeout_s=timeout_s)
+    rows = request_dumps(dump_dir, ranks=ranks, timeout_s=timeout_s)
     if not rows:
         reason = "nobody could be asked for dumps: there are no pipes"
         return [Missing(what="dump", reason=reason, source=str(dump_dir))]
@@ -85,7 +144,11 @@ def _await_files(
 
 
 def keep_dumps(
-    dump_dir: str | os.PathLike[str], folder: Path, deadline: float
+    dump_dir: str | os.PathLike[str],
+    folder: Path,
+    deadline: float,
+    *,
+    own: Collection[int] | None = None,
 ) -> tuple[list[Path], list[Missing]]:
     """
     Copy the newest dump and side-car of each rank.
@@ -100,12 +163,17 @@ def keep_dumps(
 
         deadline: When to stop, on the monotonic clock.
 
+        own: The ranks that are alive on this node, if others share the
+            folder: what is known to be of another node is left to it.
+
     Returns:
         What was written, with the times of the originals, at most 1 GiB and
         half of what the disk has left; and what was not, and why.
     """
     root = Path(dump_dir)
     found = find_files([str(root)])
+    if own is not None:
+        found = _of_this_node(found, own)
     files: list[Path] = []
     missing = list(found.problems)
     # The job may need the rest of the disk.
@@ -127,6 +195,18 @@ def keep_dumps(
         else:
             files.append(path)
     return files, missing
+
+
+def _of_this_node(found: Found, own: Collection[int]) -> Found:
+    here = socket.gethostname()
+
+    def is_ours(sidecar: Sidecar | None) -> bool:
+        return sidecar is None or sidecar.host == here or sidecar.rank in own
+
+    return found._replace(
+        files=[file for file in found.files if is_ours(file.sidecar)],
+        sidecars=[s for s in found.sidecars if is_ours(s)],
+    )
 
 
 def _newest(found: Found) -> Iterator[tuple[int, Path]]:

@@ -13,11 +13,9 @@ What is in a snapshot, and what is not, and why?
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -26,22 +24,20 @@ import attrs
 from .._files import open_ordinary, write_whole
 from ..errors import BundleError
 from ..findings import Missing
+from .folder import MANIFEST, unmark
 
 
 __all__ = [
     "Manifest",
     "NodeEntry",
     "NodeStatus",
-    "new_bundle",
+    "parse_manifest",
     "read_manifest",
     "write_manifest",
 ]
 
 NodeStatus = Literal["ok", "partial", "failed"]
 
-_NAME = "manifest.json"
-# There while a snapshot is taken; still there if that was killed.
-_MARK = ".unfinished"
 _SCHEMA = 1
 # One line for each of 100,000 nodes stays below.
 _MOST_BYTES = 1 << 26
@@ -108,58 +104,6 @@ class Manifest:
         return {"tool": "distdebug", **attrs.asdict(self)}
 
 
-def new_bundle(output_dir: str | os.PathLike[str]) -> Path:
-    """
-    Make the folder of a snapshot, for its owner alone.
-
-    An earlier snapshot is never touched, also if two are taken at once.
-
-    Args:
-        output_dir: The folder that is wanted.
-
-    Returns:
-        *output_dir* if it is new or empty; or else ``OUTPUT_DIR.2``, and so
-        on.
-
-    Raises:
-        OSError: It cannot be made.
-    """
-    wanted = Path(output_dir).absolute()
-    for number in itertools.count(1):
-        name = wanted.name if number == 1 else f"{wanted.name}.{number}"
-        folder = wanted.with_name(name)
-        if _claim(folder):
-            return folder
-
-    raise AssertionError  # the numbers never end
-
-
-def _claim(folder: Path) -> bool:
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except FileExistsError:  # it is a file
-        return False
-
-    if any(folder.iterdir()):
-        return False
-
-    mark = folder / _MARK
-    try:
-        mark.mkdir(mode=0o700)
-    except FileExistsError:
-        return False
-
-    # Somebody may have begun and ended since it was seen to be empty.
-    if [mark] != list(folder.iterdir()):
-        mark.rmdir()
-        return False
-
-    # It may have been made with wider permissions by somebody else.
-    with suppress(OSError):
-        folder.chmod(0o700)
-    return True
-
-
 def write_manifest(folder: Path, manifest: Manifest) -> Path:
     """
     Write the manifest, which ends a snapshot: whole or not at all.
@@ -175,11 +119,10 @@ def write_manifest(folder: Path, manifest: Manifest) -> Path:
     Raises:
         OSError: It cannot be written.
     """
-    path = folder / _NAME
+    path = folder / MANIFEST
     text = json.dumps(manifest.to_dict(), indent=1)
     write_whole(path, text.encode())
-    with suppress(OSError):
-        (folder / _MARK).rmdir()
+    unmark(folder)
     return path
 
 
@@ -196,18 +139,40 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     Raises:
         BundleError: There is none, or it is not one that can be understood.
     """
-    path = Path(folder) / _NAME
+    path = Path(folder) / MANIFEST
     try:
-        data = json.loads(_read(path))
-        return _parse(data)
+        return _parse(json.loads(_read(path)))
     except FileNotFoundError:
         reason = "the snapshot was never finished, or is none"
     except OSError as exc:
         reason = exc.strerror or str(exc)
     except _DAMAGE as exc:
-        reason = f"it is damaged ({type(exc).__name__}: {exc})"
+        reason = _damage(exc)
     msg = f"no manifest in {folder}: {reason}"
     raise BundleError(msg, remedy="distdebug diagnose needs no manifest")
+
+
+def parse_manifest(data: object) -> Manifest:
+    """
+    Understand what somebody else wrote as a manifest.
+
+    Args:
+        data: What was read as JSON.
+
+    Returns:
+        The manifest.
+
+    Raises:
+        BundleError: It is not one that can be understood.
+    """
+    try:
+        return _parse(data)  # type: ignore[arg-type]
+    except _DAMAGE as exc:
+        raise BundleError(_damage(exc)) from None
+
+
+def _damage(exc: Exception) -> str:
+    return f"it is damaged ({type(exc).__name__}: {exc})"
 
 
 def _read(path: Path) -> bytes:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..diagnosis.snapshot import Snapshot
+    from ..nodes.model import Engine
 
 
 __all__ = ["add_parser", "run"]
@@ -39,6 +40,8 @@ Example:
   {prog} snapshot --dump-dir dumps/ --log train.log hang/
   {prog} snapshot --pattern 'my_trainer\\.py' --native hang/
   {prog} snapshot --slurm 1234 /shared/hang/
+  {prog} snapshot --ray auto /shared/hang/
+  {prog} snapshot --debug-server node-0:25999 hang/
 
 Exit status: 0 all is well; 1 something was found; 2 could not look.
 """
@@ -96,6 +99,23 @@ def _add_targets(parser: argparse.ArgumentParser) -> None:
         help="of every node of this Slurm job; OUTPUT_DIR has to be on a file "
         "system that they share",
     )
+    where.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="of every node of this Ray cluster, HOST:PORT or 'auto'; "
+        "OUTPUT_DIR has to be on a file system that they share",
+    )
+    where.add_argument(
+        "--debug-server",
+        metavar="HOST:PORT",
+        help="of this node, and of all ranks that this server of "
+        "torch.distributed.debug knows",
+    )
+    what.add_argument(
+        "--ray-job",
+        metavar="JOB",
+        help="with --ray: the job whose runtime environment to use",
+    )
     what.add_argument(
         "--container-name",
         metavar="NAME",
@@ -129,16 +149,28 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _how(args: argparse.Namespace) -> Callable[..., Snapshot]:
-    if args.slurm is None:
+    """
+    Whom to ask for what is the same on each node.
+    """
+    if args.slurm is None and args.ray is None:
         from distdebug import snapshot
 
-        return snapshot
+        return partial(snapshot, debug_server=args.debug_server or "")
 
     from ..diagnosis.everywhere import snapshot_everywhere
+
+    return partial(snapshot_everywhere, engine=_engine(args))
+
+
+def _engine(args: argparse.Namespace) -> Engine:
+    if args.ray is not None:
+        from ..nodes.ray import Ray
+
+        return Ray(args.ray, job=args.ray_job)
+
     from ..nodes.slurm import Slurm
 
-    engine = Slurm(job=args.slurm, container_name=args.container_name)
-    return partial(snapshot_everywhere, engine=engine)
+    return Slurm(job=args.slurm, container_name=args.container_name)
 
 
 def _take(args: argparse.Namespace) -> Snapshot:

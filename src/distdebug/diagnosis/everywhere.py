@@ -5,32 +5,27 @@ What is there to know about a job on all of its nodes?
 from __future__ import annotations
 
 import os
-import socket
 import time
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from .._files import write_whole
-from ..bundle.manifest import (
-    Manifest,
-    NodeEntry,
-    new_bundle,
-    write_manifest,
-)
-from ..findings import Cause, Diagnosis, Finding, Missing
+from ..bundle.folder import new_bundle, node_name
+from ..bundle.manifest import Manifest, NodeEntry, parse_manifest
+from ..bundle.parts import merge_manifests
+from ..capture.files import make_folder
+from ..findings import Missing
 from ..nodes.model import Engine, NodeResult
 from ..nodes.run import run_on_nodes
-from .diagnose import diagnose
-from .snapshot import Snapshot, snapshot
+from .collect import Tell, Wanted, collect_node, version
+from .snapshot import Snapshot, explain_bundle
 
 
 __all__ = ["snapshot_everywhere"]
 
-# For the diagnosis on each node, and for starting Python there.
+# For starting Python there, and killing tools.
 _MORE_S = 60.0
 
 
@@ -38,8 +33,7 @@ def snapshot_everywhere(
     output_dir: str | os.PathLike[str],
     *,
     engine: Engine,
-    timeout_s: float = 120.0,
-    tell: Callable[[str, int, int], object] = lambda _s, _d, _t: None,
+    tell: Tell = lambda _stage, _done, _total: None,
     **options: Any,
 ) -> Snapshot:
     """
@@ -54,8 +48,6 @@ def snapshot_everywhere(
         engine: What knows the nodes of the job, such as
             :class:`distdebug.nodes.slurm.Slurm`.
 
-        timeout_s: How long collecting may take on each node, in seconds.
-
         tell: Called with the stage, and how many of how many are done.
 
         options: What else :func:`~distdebug.diagnosis.snapshot.snapshot`
@@ -68,79 +60,53 @@ def snapshot_everywhere(
         OSError: The folder cannot be made.
 
         NodesError: The nodes of the job are not known.
+
+        PatternError: A pattern is no regular expression.
     """
-    created = time.time()
+    wanted, created = Wanted(**options), time.time()
     folder = new_bundle(output_dir)
-    take = partial(
-        _take_here, str(folder), {"timeout_s": timeout_s, **options}
+    results = run_on_nodes(
+        partial(_take_here, str(folder), wanted),
+        engine=engine,
+        timeout_s=wanted.timeout_s + _MORE_S,
+        tell=partial(tell, "nodes"),
     )
-    results = list(
-        run_on_nodes(
-            take,
-            engine=engine,
-            timeout_s=timeout_s + _MORE_S,
-            tell=partial(tell, "nodes"),
-        )
-    )
-    manifest = _manifest(results, created)
-    diagnosis = _diagnose(folder, manifest)
-    report = f"{diagnosis}\n".encode("utf-8", "replace")
-    write_whole(folder / "REPORT.txt", report)
-    write_manifest(folder, manifest)
-    return Snapshot(folder, diagnosis, manifest)
+    parts = [_part(result) for result in _by_host(results)]
+    manifest = merge_manifests(parts, version=version(), created=created)
+    tell("diagnosis", 0, 1)
+    return explain_bundle(folder, manifest)
 
 
-def _take_here(folder: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def _take_here(folder: str, wanted: Wanted) -> dict[str, Any]:
     """
-    Take the snapshot of one node; runs there.
+    Take the part of one node; runs there.
     """
-    name = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    return snapshot(Path(folder) / name, **options).manifest.to_dict()
+    own = make_folder(Path(folder), node_name())
+    taken = collect_node(own, wanted, host=own.name, is_one_of_many=True)
+    return taken.manifest.to_dict()
 
 
-def _diagnose(folder: Path, manifest: Manifest) -> Diagnosis:
+def _by_host(results: Iterable[NodeResult]) -> list[NodeResult]:
+    return sorted(results, key=lambda result: result.host)
+
+
+def _part(result: NodeResult) -> Manifest:
+    """
+    What one node took, or why nothing.
+    """
+    reason = result.reason
     try:
-        return diagnose(folder)
-    except (OSError, ValueError) as exc:
-        unknown = Finding(
-            cause=Cause.UNKNOWN,
-            ranks=(),
-            summary=f"no node could tell anything: {exc}",
-            confidence="possible",
-            remedy="see what each node said in manifest.json",
-        )
-        return Diagnosis(verdict=unknown, missing=manifest.skipped)
+        if result.value is not None:
+            return parse_manifest(result.value)
+    except ValueError as exc:
+        reason = f"it answered with something else: {exc}"
 
-
-def _manifest(results: list[NodeResult], created: float) -> Manifest:
-    # An import of the package would look like one of all rooms.
-    package = import_module(__package__.partition(".")[0])
-    jobs = {r.value["job"] for r in results if r.value and r.value["job"]}
-    return Manifest(
-        version=str(package.__version__),
-        created=created,
-        job=" ".join(sorted(jobs)),
-        nodes=tuple(map(_entry, sorted(results, key=lambda r: r.host))),
-        skipped=tuple(
-            Missing(
-                what="node",
-                reason=f"{r.reason}{f' (try: {r.remedy})' if r.remedy else ''}",
-                source=r.host,
-            )
-            for r in results
-            if r.value is None
-        ),
+    remedy = f" (try: {result.remedy})" if result.remedy else ""
+    node = NodeEntry(
+        host=result.host,
+        status="failed",
+        seconds=result.seconds,
+        reason=reason,
     )
-
-
-def _entry(result: NodeResult) -> NodeEntry:
-    if result.value is None:
-        return NodeEntry(
-            host=result.host,
-            status="failed",
-            seconds=result.seconds,
-            reason=result.reason,
-        )
-
-    (there,) = result.value["nodes"]
-    return NodeEntry(**{**there, "host": result.host})
+    lost = Missing(what="node", reason=f"{reason}{remedy}", source=result.host)
+    return Manifest(version="", created=0.0, nodes=(node,), skipped=(lost,))

@@ -1,20 +1,14 @@
 """
 What is there to know about a job while it still hangs?
 
-Everything that dies with the job is taken into one folder: what the ranks
-recorded, what they do now, what the node tells.  Nobody is stopped for it,
-unless native stacks are asked for.
+Everything that dies with the job is taken into one folder, and explained.
 """
 
 from __future__ import annotations
 
 import os
-import socket
-import time
 
-from collections import Counter
-from collections.abc import Callable, Iterable
-from importlib import import_module
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,35 +16,17 @@ import attrs
 
 from .._files import write_whole
 from .._text import clean
-from ..bundle.dumps import ask_ranks, keep_dumps
-from ..bundle.logs import keep_tails
-from ..bundle.manifest import (
-    Manifest,
-    NodeEntry,
-    NodeStatus,
-    new_bundle,
-    write_manifest,
-)
-from ..bundle.node import keep_facts
-from ..capture.files import make_folder, write_capture
-from ..capture.node import Native, capture_node
+from ..bundle.folder import new_bundle, node_name
+from ..bundle.manifest import Manifest
+from ..capture.files import make_folder
+from ..capture.node import Native
 from ..findings import Cause, Diagnosis, Finding, Missing
 from ..findings.text import missing_lines
-from ..processes.roles.patterns import compile_patterns
+from .collect import Tell, Wanted, collect_node, keep_manifest, reason_of
 from .diagnose import diagnose
 
 
-__all__ = ["Snapshot", "snapshot"]
-
-Tell = Callable[[str, int, int], object]
-Part = Callable[[], tuple[Iterable[Path], Iterable[Missing]]]
-
-# A rank that can answer does so at once.
-_ANSWER_S = 10.0
-_FACTS_S = 25.0
-# How much of the time stacks may take: they take longest, and the rest has to
-# fit behind them.
-_SHARE_OF_STACKS = 0.7
+__all__ = ["Snapshot", "explain_bundle", "snapshot"]
 
 
 @attrs.frozen
@@ -99,47 +75,6 @@ class Snapshot:
         p.text("..." if cycle else str(self))
 
 
-@attrs.define
-class _Taking:
-    """
-    What was taken so far.
-    """
-
-    folder: Path
-    deadline: float
-    tell: Tell
-    files: list[Path] = attrs.Factory(list)
-    missing: list[Missing] = attrs.Factory(list)
-    pids: tuple[int, ...] = ()
-    job: str = ""
-    is_seen: bool = False
-    findings: tuple[Finding, ...] = ()
-
-    @property
-    def left_s(self) -> float:
-        """
-        How much time is left, in seconds.
-        """
-        return max(self.deadline - time.monotonic(), 0.0)
-
-    def take(self, what: str, part: Part) -> int:
-        """
-        Take one part, which may fail alone; and count its files.
-        """
-        self.tell(what, 0, 1)
-        try:
-            files, missing = part()
-        except Exception as exc:  # noqa: BLE001 the others are worth it
-            self.missing.append(Missing(what=what, reason=_reason(exc)))
-            return 0
-
-        before = len(self.files)
-        self.files += files
-        self.missing += missing
-        self.tell(what, 1, 1)
-        return len(self.files) - before
-
-
 def snapshot(  # noqa: PLR0913 each can be left out
     output_dir: str | os.PathLike[str],
     *,
@@ -149,6 +84,7 @@ def snapshot(  # noqa: PLR0913 each can be left out
     logs: Iterable[str | os.PathLike[str]] = (),
     native: Native = "none",
     cuda: bool = False,
+    debug_server: str = "",
     timeout_s: float = 120.0,
     tell: Tell = lambda _stage, _done, _total: None,
 ) -> Snapshot:
@@ -162,8 +98,8 @@ def snapshot(  # noqa: PLR0913 each can be left out
         output_dir: Where to; if something is there already,
             ``OUTPUT_DIR.2``, and so on.
 
-        dump_dir: Where the ranks put their Flight Recorder dumps, if they
-            record; they are asked for new ones.
+        dump_dir: Where the ranks put their Flight Recorder dumps; they are
+            asked for new ones.  By default the ranks themselves tell.
 
         pids: Which processes; by default the workers that
             :func:`~distdebug.processes.find.find_workers` finds.
@@ -179,6 +115,9 @@ def snapshot(  # noqa: PLR0913 each can be left out
         cuda: Whether to attach cuda-gdb to every process, which stops it for
             seconds.
 
+        debug_server: Where a server of ``torch.distributed.debug`` answers,
+            as ``HOST:PORT``: a further source, about all ranks of the job.
+
         timeout_s: How long collecting may take, in seconds.  Killing tools
             and the diagnosis come on top.
 
@@ -191,120 +130,66 @@ def snapshot(  # noqa: PLR0913 each can be left out
         OSError: The folder cannot be made.
         PatternError: A pattern is no regular expression.
     """
-    start, created = time.monotonic(), time.time()
-    patterns = tuple(patterns)
-    compile_patterns(patterns)  # before a folder is made
-    folder, host = new_bundle(output_dir), socket.gethostname()
-    taking = _Taking(make_folder(folder, host), start + timeout_s, tell)
-
-    taking.take(
-        "stacks",
-        lambda: _stacks(
-            taking, pids=pids, patterns=patterns, native=native, cuda=cuda
-        ),
+    wanted = Wanted(  # before a folder is made: it may be refused
+        dump_dir=dump_dir,
+        pids=pids,
+        patterns=patterns,
+        logs=logs,
+        native=native,
+        cuda=cuda,
+        debug_server=debug_server,
+        timeout_s=timeout_s,
     )
-    if dump_dir is not None:
-        _take_dumps(taking, Path(dump_dir))
-    facts_s = min(_FACTS_S, taking.left_s)
-    facts = taking.folder / "node.json"
-    taking.take("node", lambda: keep_facts(taking.pids, facts, facts_s))
-    taking.take("logs", lambda: keep_tails(logs, taking.folder / "logs"))
-
-    diagnosis = _diagnose(taking, folder)
-    manifest = _manifest(taking, host, created, time.monotonic() - start)
-    return Snapshot(folder, diagnosis, _keep_manifest(folder, manifest))
+    bundle, host = new_bundle(output_dir), node_name()
+    folder = make_folder(bundle, host)
+    taken = collect_node(folder, wanted, host=host, tell=tell)
+    tell("diagnosis", 0, 1)
+    return explain_bundle(bundle, taken.manifest, findings=taken.findings)
 
 
-def _take_dumps(taking: _Taking, dump_dir: Path) -> None:
+def explain_bundle(
+    folder: Path, manifest: Manifest, *, findings: tuple[Finding, ...] = ()
+) -> Snapshot:
     """
-    Take what was recorded.
+    Diagnose what all nodes took, and finish the snapshot.
 
-    That is after the looks: who has waited all the time is stuck, and not
-    merely early.
+    Args:
+        folder: The folder of all nodes.
+
+        manifest: What is in it.
+
+        findings: What is known already, in case that nothing could be
+            written.
+
+    Returns:
+        The snapshot, with its report and its manifest.
     """
-    seconds = min(_ANSWER_S, max(taking.left_s / 2, 1.0))
-    taking.take("asking for dumps", lambda: ((), ask_ranks(dump_dir, seconds)))
-    folder = taking.folder / "flight_recorder"
-    kept = taking.take(
-        "dumps", lambda: keep_dumps(dump_dir, folder, taking.deadline)
-    )
-    taking.is_seen = taking.is_seen or kept > 0
-
-
-def _stacks(
-    taking: _Taking, **who: Any
-) -> tuple[Iterable[Path], Iterable[Missing]]:
-    seconds = max(taking.left_s * _SHARE_OF_STACKS, 1.0)
-    capture = capture_node(timeout_s=seconds, tell=taking.tell, **who)
-    workers = [process.worker for process in capture.processes]
-    taking.pids = tuple(worker.pid for worker in workers)
-    jobs = Counter(worker.job for worker in workers if worker.job)
-    taking.job = next((job for job, _ in jobs.most_common(1)), "")
-    taking.is_seen = not capture.is_blind
-    taking.findings = capture.findings
-    written = write_capture(capture, taking.folder)
-    return written.files, written.missing
-
-
-def _diagnose(taking: _Taking, folder: Path) -> Diagnosis:
-    taking.tell("diagnosis", 0, 1)
     try:
         diagnosis = diagnose(folder)
-        text = f"{diagnosis}\n".encode("utf-8", "replace")
-        taking.take("report", lambda: _report(folder, text))
     except Exception as exc:  # noqa: BLE001 what was taken is still there
-        taking.missing.append(Missing(what="diagnosis", reason=_reason(exc)))
-        # Nothing could be written, perhaps; but something was seen.
-        verdict = next(iter(taking.findings), _UNKNOWN)
-        diagnosis = Diagnosis(verdict=verdict, findings=taking.findings)
-    return diagnosis
+        manifest = _without(manifest, "diagnosis", exc)
+        verdict = next(iter(findings), _UNKNOWN)
+        diagnosis = Diagnosis(verdict=verdict, findings=findings)
+    else:
+        manifest = _report(folder, diagnosis, manifest)
+    return Snapshot(folder, diagnosis, keep_manifest(folder, manifest))
 
 
 def _report(
-    folder: Path, text: bytes
-) -> tuple[Iterable[Path], Iterable[Missing]]:
-    write_whole(folder / "REPORT.txt", text)
-    return [folder / "REPORT.txt"], []
-
-
-def _reason(exc: Exception) -> str:
-    if isinstance(exc, OSError) and exc.strerror:
-        return exc.strerror
-
-    return clean(f"{type(exc).__name__}: {exc}")
-
-
-def _manifest(
-    taking: _Taking, host: str, created: float, seconds: float
+    folder: Path, diagnosis: Diagnosis, manifest: Manifest
 ) -> Manifest:
-    # An import of the package would look like one of all rooms.
-    package = import_module(__package__.partition(".")[0])
-    status: NodeStatus = "partial" if taking.missing else "ok"
-    node = NodeEntry(
-        host=host,
-        status=status if taking.is_seen else "failed",
-        seconds=round(seconds, 3),
-        files=len(taking.files),
-        reason="" if taking.is_seen else "no worker of a job could be seen",
-    )
-    return Manifest(
-        version=str(package.__version__),
-        created=created,
-        job=taking.job,
-        nodes=(node,),
-        skipped=tuple(taking.missing),
-    )
-
-
-def _keep_manifest(folder: Path, manifest: Manifest) -> Manifest:
+    text = f"{diagnosis}\n".encode("utf-8", "replace")
     try:
-        write_manifest(folder, manifest)
+        write_whole(folder / "REPORT.txt", text)
     except OSError as exc:
-        reason = f"not written: {exc.strerror}"
-        lost = Missing(what="manifest", reason=reason)
-        return attrs.evolve(manifest, skipped=(*manifest.skipped, lost))
+        return _without(manifest, "report", exc)
 
     return manifest
+
+
+def _without(manifest: Manifest, what: str, exc: Exception) -> Manifest:
+    lost = Missing(what=what, reason=reason_of(exc))
+    return attrs.evolve(manifest, skipped=(*manifest.skipped, lost))
 
 
 _UNKNOWN = Finding(

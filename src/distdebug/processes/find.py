@@ -19,7 +19,8 @@ from .roles.survey import describe_workers, survey
 __all__ = ["find_workers"]
 
 _COLLECTOR = re.compile(
-    r"(-m |/)distdebug (stacks|preflight|snapshot|watch)\b"
+    r"(-m |/)distdebug( (stacks|preflight|snapshot|watch)"
+    r"|\.(nodes|watching)\.child)\b"
     r"|/guard_program\.py "
 )
 _CHILDREN = frozenset({"child", "compile", "dataloader"})
@@ -29,6 +30,7 @@ def find_workers(
     patterns: Iterable[str] = (),
     *,
     include_children: bool = True,
+    include_ancestors: bool = False,
     root: str = "/proc",
 ) -> tuple[Worker, ...]:
     """
@@ -37,8 +39,7 @@ def find_workers(
     Workers of SGLang, vLLM, Ray, torchrun, accelerate, DeepSpeed, Slurm, MPI,
     Megatron, and *multiprocessing* are known, and every other process in
     Python that says which rank it is, or has the threads of a rank.  No
-    process is stopped or changed.  This process and those it descends from
-    are left out.
+    process is stopped or changed.  This process is left out.
 
     Args:
         patterns: Regular expressions, to be searched in command lines.  If
@@ -47,6 +48,10 @@ def find_workers(
 
         include_children: Whether to include what ranks started: readers of
             data, compilers, and others.
+
+        include_ancestors: Whether to include those that this process descends
+            from.  They are its shells, and name what it looks for, unless a
+            rank has started it.
 
         root: Where the kernel's files are.
 
@@ -59,7 +64,9 @@ def find_workers(
     """
     wanted = compile_patterns(patterns)
     family = family_of(list_processes(root))
-    hidden = _own_line(family) | _other_collectors(family)
+    hidden = {os.getpid()} | _other_collectors(family)
+    if not include_ancestors:
+        hidden |= _own_line(family)
 
     def is_wanted(process: Process) -> bool:
         return process.pid not in hidden and is_match(process, wanted)
@@ -79,7 +86,7 @@ def _own_line(family: Family) -> set[int]:
     own = family.processes.get(os.getpid())
     if own is None:  # another root
         return set()
-    return {own.pid, *(above.pid for above in family.ancestors(own))}
+    return {above.pid for above in family.ancestors(own)}
 
 
 def _other_collectors(family: Family) -> set[int]:

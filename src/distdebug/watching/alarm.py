@@ -36,6 +36,7 @@ class ProgressAlarm:
     most: int = 10
     _sensors: dict[str, ProgressSensor] = attrs.field(init=False, factory=dict)
     _told: set[str] = attrs.field(init=False, factory=set)
+    _last: frozenset[str] = attrs.field(init=False, default=frozenset())
     _silent_until: float = attrs.field(init=False, default=float("-inf"))
 
     def saw(self, now: float, values: Mapping[str, object]) -> None:
@@ -76,6 +77,7 @@ class ProgressAlarm:
         Returns:
             Names, and for how many seconds they did not move; longest first.
         """
+        self._last = frozenset()
         stuck = {
             name: sensor.stalled_s(now)
             for name, sensor in self._sensors.items()
@@ -87,8 +89,23 @@ class ProgressAlarm:
             return ()
 
         self._told |= fresh
+        self._last = frozenset(fresh)
         self._silent_until = now + self.pause_s
         self.most -= 1
         return tuple(
             sorted(((x, stuck[x]) for x in fresh), key=lambda x: (-x[1], x[0]))
         )
+
+    def withdraw(self, until: float) -> None:
+        """
+        Take the last news back, because nothing was wrong.
+
+        Args:
+            until: When to tell it again if nothing has moved by then, on the
+                clock of :meth:`saw`.
+        """
+        if self._last:
+            self._told -= self._last
+            self._last = frozenset()
+            self._silent_until = until
+            self.most += 1

@@ -29,7 +29,7 @@ from ..errors import ConfigError
 from .job_file import read_job_file
 
 
-__all__ = ["HangDebugConfig"]
+__all__ = ["ONLY_PROGRESS", "HangDebugConfig"]
 
 _SECTION = "debug"
 _PLACEHOLDER = re.compile(r"\{(\w*)\}")
@@ -167,6 +167,10 @@ class HangDebugConfig:
         """
         # Not by `format`, which gives the text access to attributes.
         return Path(self.output_dir.replace("{log_dir}", os.fspath(log_dir)))
+
+
+# Whoever names no wait wants none; every job is over before this one.
+ONLY_PROGRESS = HangDebugConfig(enabled=True, wait_seconds=1e9)
 
 
 def _unknown(key: object, known: list[str]) -> ConfigError:

@@ -16,7 +16,6 @@ from typing import Literal
 
 import attrs
 
-from .._text import clean
 from ..errors import ConfigError
 from ..processes.find import find_workers
 from ..processes.model import Worker
@@ -24,11 +23,12 @@ from ..processes.roles.patterns import compile_patterns
 from .alarm import ProgressAlarm
 from .config import HangDebugConfig
 from .crew import Crew, crew_of
+from .hang import HangReason, NotYet
 from .progress import ProgressSensor
-from .sources import switches
+from .senses.sources import switches
 
 
-__all__ = ["Ending", "HangReason", "watch_processes"]
+__all__ = ["Ending", "watch_processes"]
 
 _logger = logging.getLogger("distdebug")
 
@@ -38,40 +38,8 @@ Ending = Literal[
     "nobody",  # there were none until the last wait was over
     "waited",  # the last wait is over, and nothing else was asked for
     "interrupted",  # Ctrl-C
+    "stopped",  # whoever sleeps for us says so
 ]
-
-
-@attrs.frozen(kw_only=True)
-class HangReason:
-    """
-    Why somebody is called.
-
-    Attributes:
-        kind: ``"wait"`` if a fixed wait is over, whether or not anything is
-            wrong, ``"no progress"`` otherwise.
-
-        elapsed_s: How long the watch has lasted, in seconds.
-
-        pids: The processes that are watched.
-
-        stalled: What does not move any more and was not told before, and for
-            how many seconds; longest first.
-    """
-
-    kind: Literal["wait", "no progress"]
-    elapsed_s: float
-    pids: tuple[int, ...]
-    stalled: tuple[tuple[str, float], ...] = ()
-
-    def __str__(self) -> str:
-        text = f"{self.elapsed_s:,.0f} s are over"
-        if self.stalled:
-            name, seconds = self.stalled[0]
-            others = len(self.stalled) - 1
-            also = f" and {others:,} more" if others else ""
-            stuck = f"{clean(name)}{also} did not move for {seconds:,.0f} s"
-            text = f"{text}; {stuck}" if self.kind == "wait" else stuck
-        return text
 
 
 def watch_processes(  # noqa: PLR0913 what a watcher needs to be tested
@@ -100,7 +68,8 @@ def watch_processes(  # noqa: PLR0913 what a watcher needs to be tested
             several.
 
         on_hang: What to call.  If it fails, that is logged, and the watch
-            goes on.
+            goes on.  If it returns :class:`~distdebug.watching.hang.NotYet`,
+            it is called again if nothing has moved by then.
 
         pids: The processes to watch.
 
@@ -120,7 +89,8 @@ def watch_processes(  # noqa: PLR0913 what a watcher needs to be tested
 
         poll_s: How often to look, in seconds.
 
-        sleep: Waits for some seconds.
+        sleep: Waits for some seconds.  If it returns ``True``, the watch is
+            over.
 
         clock: Tells the time in seconds; it must not go back.
 
@@ -195,7 +165,8 @@ class _Watch:
             if not self.waits and not self.until_exit:
                 return "waited"
 
-            self._rest()
+            if self._rest():
+                return "stopped"
 
     def _look(self) -> None:
         try:
@@ -222,9 +193,12 @@ class _Watch:
             stalled=stalled,
         )
         try:
-            self.on_hang(reason)
+            answer = self.on_hang(reason)
         except Exception:  # the next call may succeed
             _logger.warning("what is called at a hang failed", exc_info=True)
+        else:
+            if isinstance(answer, NotYet):
+                self.alarm.withdraw(self.clock() + answer.seconds)
         # It has looked into the processes, and that can make them move.
         self.alarm.excuse(self._values() or {})
 
@@ -251,12 +225,12 @@ class _Watch:
             self.warned.add(text)
             _logger.warning(text, exc_info=error)
 
-    def _rest(self) -> None:
+    def _rest(self) -> bool:
         next_wait = self.waits[0] - self._elapsed() if self.waits else None
         if next_wait is None or next_wait > self.poll_s:
-            self.sleep(self.poll_s)
-        else:
-            self.sleep(max(0.0, next_wait))
+            return self.sleep(self.poll_s) is True
+
+        return self.sleep(max(0.0, next_wait)) is True
 
     def _elapsed(self) -> float:
         return self.clock() - self.start

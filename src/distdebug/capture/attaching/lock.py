@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ...errors import CaptureError
+from ...errors import CaptureError, NodeBusyError
 from ...processes.proc.procfs import parse_stat, read_proc
 
 
@@ -28,7 +28,10 @@ _STEP_S = 0.05
 
 @contextmanager
 def node_lock(
-    wait_s: float = 0.0, folder: str | None = None
+    wait_s: float = 0.0,
+    folder: str | None = None,
+    *,
+    name: str = "distdebug",
 ) -> Iterator[Path]:
     """
     Let only one collector of this user attach on this node at a time.
@@ -39,14 +42,18 @@ def node_lock(
         folder: Where the lock is; by default the user's runtime directory, or
             else the directory for temporary files.
 
+        name: What is locked; those who name something else are let in.
+
     Yields:
         The file that is locked.
 
     Raises:
-        CaptureError: Another collector is at work, or the file of the lock
-            belongs to somebody else.
+        NodeBusyError: Another collector is at work.
+
+        CaptureError: The file of the lock cannot be opened, or belongs to
+            somebody else.
     """
-    path = Path(folder or _folder()) / f"distdebug-{os.getuid()}.lock"
+    path = Path(folder or _folder()) / f"{name}-{os.getuid()}.lock"
     fd = _open(path)
     try:
         _lock(fd, path, wait_s)
@@ -93,7 +100,7 @@ def _lock(fd: int, path: Path, wait_s: float) -> None:
             if time.monotonic() >= end:
                 holder = _holder(fd)
                 msg = f"{holder} is attaching to processes of this node"
-                raise CaptureError(
+                raise NodeBusyError(
                     msg, remedy=f"wait for {holder} to end, or end it ({path})"
                 ) from exc
             time.sleep(_STEP_S)

@@ -21,9 +21,9 @@ from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
 
+from ..._in_time import in_time
 from ..._text import clean
 from ...errors import HookError
-from ..in_time import in_time
 from .address import Address
 
 

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import attrs
 
-from .._files import write_whole
-from .._text import clean, without_controls
-from ..flight_recorder.reading.files import find_files
-from ..flight_recorder.sidecar import MOST_RANKS, Sidecar, write_sidecar
-from ..stacks.model import ProcessStacks
-from ..stacks.parse import parse_stacks
-from ..stacks.write import stacks_to_json
+from ..._files import write_whole
+from ..._text import clean, without_controls
+from ...flight_recorder.reading.files import find_files
+from ...flight_recorder.sidecar import MOST_RANKS, Sidecar, write_sidecar
+from ...stacks.model import ProcessStacks
+from ...stacks.parse import parse_stacks
+from ...stacks.write import stacks_to_json
 from .fetch import Place
 
 

@@ -18,12 +18,12 @@ from pathlib import Path
 
 import attrs
 
-from ..findings import Missing
-from ..ranks import ranks_text
-from .debug_asking import DebugServer
-from .debug_files import Told, dumped_lately, keep_told
-from .debug_pages import read_addresses
+from ...findings import Missing
+from ...ranks import ranks_text
+from .asking import DebugServer
 from .fetch import LATE, Allowance, NoAnswerError, Place, parse_place
+from .files import Told, dumped_lately, keep_told
+from .pages import read_addresses
 
 
 __all__ = ["keep_debug_server"]

@@ -14,8 +14,8 @@ import time
 from collections.abc import Collection, Iterable
 from typing import Any, NamedTuple
 
-from ..capture.tool import find_tool, run_tool
-from .in_time import in_time
+from ..._in_time import in_time
+from ...capture.tool import find_tool, run_tool
 
 
 __all__ = ["GpuLoad", "gpu_loads"]

@@ -13,7 +13,7 @@ import re
 
 import attrs
 
-from .._text import clean
+from ..._text import clean
 from .fetch import LATE, Place, parse_place
 
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import attrs
 
-from .._text import clean
+from ..._text import clean
 
 
 __all__ = [

@@ -16,8 +16,7 @@ from typing import TypeVar
 
 import attrs
 
-from .debug_files import Told
-from .debug_pages import Section, read_page
+from ..._in_time import answers_in_time
 from .fetch import (
     LATE,
     Allowance,
@@ -25,7 +24,8 @@ from .fetch import (
     Place,
     fetch,
 )
-from .in_time import answers_in_time
+from .files import Told
+from .pages import Section, read_page
 
 
 __all__ = ["DebugServer"]

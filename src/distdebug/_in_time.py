@@ -1,5 +1,8 @@
 """
-How are many asked at once, without waiting for who does not answer?
+What does a call return, if it returns in time?
+
+A thread that waits inside the kernel or a driver cannot be ended.  So it is
+left behind when its time is over; it does not keep Python from ending.
 """
 
 from __future__ import annotations
@@ -10,13 +13,43 @@ import threading
 import time
 
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from typing import TypeVar
 
 
-__all__ = ["answers_in_time"]
+__all__ = ["answers_in_time", "in_time"]
 
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
+
+
+def in_time(call: Callable[[], Answer], seconds: float) -> Answer:
+    """
+    Call something that may never return.
+
+    Args:
+        call: What to call, in a thread of its own.
+
+        seconds: How long it may take.
+
+    Returns:
+        What it returned.
+
+    Raises:
+        TimeoutError: It did not return in time.
+
+        Exception: Whatever it raised.
+    """
+    future: Future[Answer] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001 it is raised again
+            future.set_exception(error)
+
+    threading.Thread(target=work, name="distdebug", daemon=True).start()
+    return future.result(seconds)
 
 
 def answers_in_time(

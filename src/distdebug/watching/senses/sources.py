@@ -15,17 +15,20 @@ go on gives up its processor as if it worked.
 from __future__ import annotations
 
 import os
+import threading
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from ..processes.proc.procfs import parse_stat, parse_status, read_proc
+from ...processes.proc.procfs import parse_stat, parse_status, read_proc
 
 
 __all__ = [
+    "FilesState",
     "files_state",
+    "last_known",
     "newest_file",
     "processor_time",
     "step",
@@ -77,6 +80,76 @@ def files_state(
             status = Path(file).stat()
             found.add((file, status.st_size, status.st_mtime_ns))
     return tuple(sorted(found)) or None
+
+
+class FilesState:
+    """
+    Tells how large files are, and when they were written last, in time.
+
+    The hang may be that of a file system, which keeps whoever looks at it, too.
+    So a thread looks, and as long as it does not return there is no other.
+
+    Args:
+        paths: Logs and files of progress, or folders of them.
+
+        patience_s: How long to wait for the file system, in seconds.
+    """
+
+    def __init__(
+        self,
+        paths: Iterable[str | os.PathLike[str]],
+        patience_s: float = 2.0,
+    ) -> None:
+        self._paths = tuple(paths)
+        self._patience_s = patience_s
+        self._looking: threading.Thread | None = None
+        self._state: object = None
+
+    def __call__(self) -> object:
+        """
+        Look at the files.
+
+        Returns:
+            As :func:`files_state` does; what was seen last if the file system
+            does not answer.
+        """
+        if not self._paths:
+            return None
+
+        if self._looking is None or not self._looking.is_alive():
+            self._looking = threading.Thread(
+                target=self._look, name="distdebug", daemon=True
+            )
+            self._looking.start()
+        self._looking.join(self._patience_s)
+        return self._state
+
+    def _look(self) -> None:
+        self._state = files_state(self._paths)
+
+
+def last_known(
+    *senses: Callable[[tuple[int, ...]], object],
+) -> Callable[[tuple[int, ...]], object]:
+    """
+    Join senses: the job moves if any of them does.
+
+    Args:
+        senses: What takes the numbers of processes, and tells what moves.
+
+    Returns:
+        One for all of them.  Where one sees nothing for a while, nothing has
+        moved.
+    """
+    last: list[object] = [None] * len(senses)
+
+    def sense(pids: tuple[int, ...]) -> object:
+        for number, one in enumerate(senses):
+            value = one(pids)
+            last[number] = last[number] if value is None else value
+        return None if last == [None] * len(senses) else tuple(last)
+
+    return sense
 
 
 def newest_file(

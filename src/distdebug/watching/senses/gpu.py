@@ -80,7 +80,7 @@ class GpuActivity:
 
         Args:
             pids: The processes that are watched; see
-                :func:`~distdebug.watching.gpu_load.gpu_loads`.
+                :func:`~distdebug.watching.senses.gpu_load.gpu_loads`.
 
         Returns:
             The number of looks at which any of the GPUs worked, so equal to

@@ -1,0 +1,3 @@
+"""
+What does a server of ``torch.distributed.debug`` tell about a job?
+"""

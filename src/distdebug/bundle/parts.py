@@ -1,0 +1,111 @@
+"""
+What did each node take, of a snapshot of many?
+
+Each writes a manifest of its own when it is done, so that nobody has to know
+the others.
+"""
+
+from __future__ import annotations
+
+import os
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from ..errors import BundleError
+from ..findings import Missing
+from .folder import MANIFEST, MARK
+from .manifest import Manifest, NodeEntry, read_manifest
+
+
+__all__ = ["count_parts", "merge_manifests", "read_parts"]
+
+
+def read_parts(folder: Path) -> list[Manifest]:
+    """
+    Read what each node took, of a snapshot that has no manifest yet.
+
+    Args:
+        folder: The folder of all nodes.
+
+    Returns:
+        Their manifests, by name of the node.  That of one that is not done,
+        or was killed, says so.
+
+    Raises:
+        OSError: The folder cannot be read.
+    """
+    return [_read_part(part) for part in _parts(folder)]
+
+
+def count_parts(folder: Path) -> tuple[int, int]:
+    """
+    Count the nodes that take part.
+
+    Args:
+        folder: The folder of all nodes.
+
+    Returns:
+        How many are done, and how many are not.
+
+    Raises:
+        OSError: The folder cannot be read.
+    """
+    parts = _parts(folder)
+    done = [part for part in parts if _is_done(part)]
+    # Who was killed, and began once more, does not go on here.
+    dead = {folder / part.name.rpartition(".")[0] for part in done}
+    return len(done), len(set(parts) - set(done) - dead)
+
+
+def merge_manifests(
+    manifests: Iterable[Manifest], *, version: str, created: float
+) -> Manifest:
+    """
+    Put together what several nodes took.
+
+    Args:
+        manifests: The manifest of each.
+
+        version: Version of *distdebug* that puts it together.
+
+        created: When it was begun, in seconds since 1970.
+
+    Returns:
+        One for all of them.
+    """
+    parts = list(manifests)
+    jobs = {part.job for part in parts if part.job}
+    return Manifest(
+        version=version,
+        created=created,
+        job=" ".join(sorted(jobs)),
+        nodes=tuple(node for part in parts for node in part.nodes),
+        skipped=tuple(lost for part in parts for lost in part.skipped),
+    )
+
+
+def _is_done(part: Path) -> bool:
+    return (part / MANIFEST).exists()
+
+
+def _parts(folder: Path) -> list[Path]:
+    with os.scandir(folder) as entries:
+        names = sorted(
+            entry.name
+            for entry in entries
+            if entry.is_dir(follow_symlinks=False) and entry.name != MARK
+        )
+    return [folder / name for name in names]
+
+
+def _read_part(folder: Path) -> Manifest:
+    try:
+        return read_manifest(folder)
+    except BundleError:
+        reason = "it was not done, or its snapshot was killed"
+        node = NodeEntry(host=folder.name, status="partial", reason=reason)
+        lost = Missing(what="node", reason=reason, source=folder.name)
+        return Manifest(
+            version="", created=0.0, nodes=(node,), skipped=(lost,)
+        )

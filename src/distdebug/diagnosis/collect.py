@@ -1,0 +1,357 @@
+"""
+What is there to take from a job on this node, while it still hangs?
+
+Everything that dies with the job: what the ranks recorded, what they do now,
+what the node tells.  Nobody is stopped for it, unless native stacks are asked
+for.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from pathlib import Path
+
+import attrs
+
+from .._text import clean
+from ..bundle.debug_server.keep import keep_debug_server
+from ..bundle.dumps import ask_ranks, find_dump_dirs, keep_dumps
+from ..bundle.logs import keep_tails
+from ..bundle.manifest import (
+    Manifest,
+    NodeEntry,
+    NodeStatus,
+    write_manifest,
+)
+from ..bundle.node import keep_facts
+from ..capture.files import write_capture
+from ..capture.node import Native, capture_node
+from ..findings import Finding, Missing
+from ..processes.model import Worker
+from ..processes.roles.patterns import compile_patterns
+
+
+__all__ = [
+    "Collected",
+    "Tell",
+    "Wanted",
+    "collect_node",
+    "keep_manifest",
+    "reason_of",
+    "version",
+]
+
+Tell = Callable[[str, int, int], object]
+Source = Callable[[], tuple[Iterable[Path], Iterable[Missing]]]
+
+# A rank that can answer does so at once.
+_ANSWER_S = 10.0
+_FACTS_S = 25.0
+# How much of the time stacks may take: they take longest, and the rest has to
+# fit behind them.
+_SHARE_OF_STACKS = 0.7
+# How much of the rest a debug server may take.
+_SHARE_OF_SERVER = 0.8
+
+
+def _paths(paths: Iterable[str | os.PathLike[str]]) -> tuple[Path, ...]:
+    return tuple(map(Path, paths))
+
+
+def _pids(pids: Iterable[int] | None) -> tuple[int, ...] | None:
+    return None if pids is None else tuple(pids)
+
+
+def _patterns(patterns: Iterable[str]) -> tuple[str, ...]:
+    patterns = tuple(patterns)
+    compile_patterns(patterns)
+    return patterns
+
+
+@attrs.frozen(kw_only=True)
+class Wanted:
+    """
+    What to take.
+
+    Attributes:
+        dump_dir: Where the ranks put their Flight Recorder dumps; by default
+            the ranks themselves tell.
+
+        pids: Which processes; by default the workers that are found.
+
+        patterns: Regular expressions for the command lines of workers.
+
+        logs: Files of which the end is kept.
+
+        native: Whose native stacks to take.
+
+        cuda: Whether to attach cuda-gdb to every process.
+
+        debug_server: Where a server of ``torch.distributed.debug`` answers,
+            as ``HOST:PORT``; it tells about all ranks of the job.
+
+        timeout_s: How long it may take, in seconds.
+
+    Raises:
+        PatternError: A pattern is no regular expression.
+    """
+
+    dump_dir: Path | None = attrs.field(
+        default=None, converter=attrs.converters.optional(Path)
+    )
+    pids: tuple[int, ...] | None = attrs.field(default=None, converter=_pids)
+    patterns: tuple[str, ...] = attrs.field(default=(), converter=_patterns)
+    logs: tuple[Path, ...] = attrs.field(default=(), converter=_paths)
+    native: Native = "none"
+    cuda: bool = False
+    debug_server: str = ""
+    timeout_s: float = 120.0
+
+
+@attrs.frozen
+class Collected:
+    """
+    What was taken on one node.
+
+    Attributes:
+        manifest: What there is, and what is not.
+
+        findings: What the stacks alone tell.
+    """
+
+    manifest: Manifest
+    findings: tuple[Finding, ...]
+
+
+@attrs.define
+class _Taking:
+    """
+    What was taken so far.
+    """
+
+    folder: Path
+    deadline: float
+    tell: Tell
+    files: list[Path] = attrs.Factory(list)
+    missing: list[Missing] = attrs.Factory(list)
+    workers: tuple[Worker, ...] = ()
+    is_seen: bool = False
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def left_s(self) -> float:
+        """
+        How much time is left, in seconds.
+        """
+        return max(self.deadline - time.monotonic(), 0.0)
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """
+        The processes that were looked at.
+        """
+        return tuple(worker.pid for worker in self.workers)
+
+    def take(self, what: str, source: Source) -> int:
+        """
+        Take from one source, which may fail alone; and count its files.
+        """
+        self.tell(what, 0, 1)
+        try:
+            files, missing = source()
+        except Exception as exc:  # noqa: BLE001 the others are worth it
+            self.missing.append(Missing(what=what, reason=reason_of(exc)))
+            return 0
+
+        before = len(self.files)
+        self.files += files
+        self.missing += missing
+        self.tell(what, 1, 1)
+        return len(self.files) - before
+
+
+def collect_node(
+    folder: Path,
+    wanted: Wanted,
+    *,
+    host: str,
+    is_one_of_many: bool = False,
+    tell: Tell = lambda _stage, _done, _total: None,
+) -> Collected:
+    """
+    Take everything worth having about the job on this node.
+
+    Each part fails alone, and the manifest tells which did.
+
+    Args:
+        folder: Where to; it is there already.
+
+        wanted: What to take.
+
+        host: The name of this node.
+
+        is_one_of_many: Whether other nodes take part, whose ranks may put
+            their dumps into the same folder: then only those of this node
+            are taken, and the manifest is put beside them.
+
+        tell: Called with the stage, and how many of how many are done.
+
+    Returns:
+        What was taken.
+    """
+    start, created = time.monotonic(), time.time()
+    taking = _Taking(folder, start + wanted.timeout_s, tell)
+    taking.take("stacks", lambda: _stacks(taking, wanted))
+    _take_dumps(taking, wanted, is_one_of_many=is_one_of_many)
+    if wanted.debug_server:
+        _ask_server(taking, wanted.debug_server)
+    facts_s = min(_FACTS_S, taking.left_s)
+    facts = folder / "node.json"
+    taking.take("node", lambda: keep_facts(taking.pids, facts, facts_s))
+    taking.take("logs", lambda: keep_tails(wanted.logs, folder / "logs"))
+
+    manifest = _manifest(taking, host, created, time.monotonic() - start)
+    if is_one_of_many:
+        manifest = keep_manifest(folder, manifest)
+    return Collected(manifest, taking.findings)
+
+
+def keep_manifest(folder: Path, manifest: Manifest) -> Manifest:
+    """
+    Write a manifest, if that can be done.
+
+    Args:
+        folder: Where to.
+
+        manifest: What there is.
+
+    Returns:
+        The manifest; it says so if it could not be written.
+    """
+    try:
+        write_manifest(folder, manifest)
+    except OSError as exc:
+        reason = f"not written: {exc.strerror}"
+        lost = Missing(what="manifest", reason=reason)
+        return attrs.evolve(manifest, skipped=(*manifest.skipped, lost))
+
+    return manifest
+
+
+def reason_of(exc: Exception) -> str:
+    """
+    Tell in one line why something failed.
+
+    Args:
+        exc: What was raised.
+
+    Returns:
+        What a user understands of it.
+    """
+    if isinstance(exc, OSError) and exc.strerror:
+        return exc.strerror
+
+    return clean(f"{type(exc).__name__}: {exc}")
+
+
+def version() -> str:
+    """
+    Tell which *distdebug* this is.
+
+    Returns:
+        Its version.
+    """
+    # An import of the package would look like one of all rooms.
+    package = import_module(__package__.partition(".")[0])
+    return str(package.__version__)
+
+
+def _stacks(
+    taking: _Taking, wanted: Wanted
+) -> tuple[Iterable[Path], Iterable[Missing]]:
+    capture = capture_node(
+        pids=wanted.pids,
+        patterns=wanted.patterns,
+        native=wanted.native,
+        cuda=wanted.cuda,
+        timeout_s=max(taking.left_s * _SHARE_OF_STACKS, 1.0),
+        tell=taking.tell,
+    )
+    taking.workers = tuple(process.worker for process in capture.processes)
+    taking.is_seen = not capture.is_blind
+    taking.findings = capture.findings
+    written = write_capture(capture, taking.folder)
+    return written.files, written.missing
+
+
+def _take_dumps(
+    taking: _Taking, wanted: Wanted, *, is_one_of_many: bool
+) -> None:
+    """
+    Take what was recorded.
+
+    That is after the looks: who has waited all the time is stuck, and not
+    merely early.
+    """
+    dump_dirs = (
+        find_dump_dirs(taking.pids)
+        if wanted.dump_dir is None
+        else [wanted.dump_dir]
+    )
+    ranks = {x.rank for x in taking.workers if x.rank is not None}
+    own = ranks if is_one_of_many else None
+    for number, dump_dir in enumerate(dump_dirs, 1):
+        name = (
+            "flight_recorder" if number == 1 else f"flight_recorder.{number}"
+        )
+        _take_dump_dir(taking, dump_dir, taking.folder / name, own)
+
+
+def _take_dump_dir(
+    taking: _Taking, dump_dir: Path, folder: Path, own: set[int] | None
+) -> None:
+    seconds = min(_ANSWER_S, max(taking.left_s / 2, 1.0))
+    taking.take(
+        "asking for dumps",
+        lambda: ((), ask_ranks(dump_dir, seconds, ranks=own)),
+    )
+    kept = taking.take(
+        "dumps",
+        lambda: keep_dumps(dump_dir, folder, taking.deadline, own=own),
+    )
+    taking.is_seen = taking.is_seen or kept > 0
+
+
+def _ask_server(taking: _Taking, address: str) -> None:
+    ends = time.monotonic() + taking.left_s * _SHARE_OF_SERVER
+    kept = taking.take(
+        "debug server",
+        lambda: keep_debug_server(address, taking.folder, ends),
+    )
+    taking.is_seen = taking.is_seen or kept > 0
+
+
+def _manifest(
+    taking: _Taking, host: str, created: float, seconds: float
+) -> Manifest:
+    jobs = Counter(worker.job for worker in taking.workers if worker.job)
+    status: NodeStatus = "partial" if taking.missing else "ok"
+    node = NodeEntry(
+        host=host,
+        status=status if taking.is_seen else "failed",
+        seconds=round(seconds, 3),
+        files=len(taking.files),
+        reason="" if taking.is_seen else "no worker of a job could be seen",
+    )
+    return Manifest(
+        version=version(),
+        created=created,
+        job=next((job for job, _ in jobs.most_common(1)), ""),
+        nodes=(node,),
+        skipped=tuple(taking.missing),
+    )

@@ -1,0 +1,275 @@
+"""
+Is this rank still making progress; and if not, is somebody told?
+
+One thread of each rank looks now and then at numbers that are there anyway.
+What is done when they stand still is done by a child process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from ..diagnosis.collect import Wanted
+from ..errors import ConfigError
+from ..flight_recorder.recording.current import current_recording
+from ..flight_recorder.recording.trace import read_progress
+from ..identity import current_identity
+from .child import ask_child
+from .config import ONLY_PROGRESS, HangDebugConfig
+from .duty import Duty, as_hooks
+from .hang import Hang, HangReason, Hook
+from .progress import ProgressSensor
+from .respond import Order, Response
+from .senses.sources import FilesState, last_known, step, steps, switches
+from .watch import watch_processes
+
+
+__all__ = ["Watch", "watch"]
+
+_logger = logging.getLogger("distdebug")
+
+# How long to wait for the thread, which ends its child first.
+_JOIN_S = 10.0
+
+
+def watch(  # noqa: PLR0913 each can be left out
+    config: HangDebugConfig | None = None,
+    *,
+    output_dir: str | os.PathLike[str] | None = None,
+    log_dir: str | os.PathLike[str] = ".",
+    dump_dir: str | os.PathLike[str] | None = None,
+    logs: Iterable[str | os.PathLike[str]] = (),
+    progress_files: Iterable[str | os.PathLike[str]] = (),
+    sense: Callable[[], object] | None = None,
+    on_hang: Hook | Iterable[Hook] | None = None,
+    floor_s: float = 60.0,
+    factor: float = 5.0,
+    start_s: float = 600.0,
+    poll_s: float | None = None,
+    timeout_s: float = 120.0,
+) -> Watch:
+    """
+    Watch this rank from now on, and explain it if it makes no progress.
+
+    To be called on every rank.  A rank moves if any of these moves: what the
+    Flight Recorder counts, :meth:`Watch.step` if it is ever called, the files
+    of progress, and *sense*; without any of them, the main thread.  If nothing did
+    for longer than *factor* times the longest pause so far, one rank of each
+    node has all ranks of its job on this node looked at; and if that is no
+    checkpoint and the like, a snapshot is taken.  The nodes of a job share
+    one snapshot if they share *output_dir*.
+
+    Args:
+        config: When to look in any case, and where to put it; by default only
+            a lack of progress counts.
+
+        output_dir: The folder for snapshots, instead of that of *config*.
+
+        log_dir: The folder of the job's logs, which *config* may refer to.
+
+        dump_dir: Where the ranks put their Flight Recorder dumps; by default
+            as :func:`~distdebug.enable_flight_recorder` was told.
+
+        logs: Files of which a snapshot keeps the end.
+
+        progress_files: Logs and files of progress, or folders of them, that
+            change as long as the job goes on.
+
+        sense: Tells something else that changes as long as the job goes on,
+            such as a number of requests; called by the thread of the watch.
+            ``None`` tells nothing.
+
+        on_hang: Called with a :class:`~distdebug.watching.hang.Hang`, on one
+            rank of the job, and not on the main thread.  If it fails, that is
+            logged.
+
+        floor_s: How many seconds without progress are fine for any job.
+
+        factor: How many times as long as ever before a pause may be.
+
+        start_s: How many seconds the first sign of progress may take.
+
+        poll_s: How often to look, in seconds; by default a quarter of
+            *floor_s*, at most 10.
+
+        timeout_s: How long taking a snapshot may last, in seconds.
+
+    Returns:
+        The watch, which is on; it ends with its ``with`` block, when it is
+        closed, or with the process.
+
+    Raises:
+        ConfigError: A number or a path makes no sense.
+    """
+    config = config or ONLY_PROGRESS
+    recording = current_recording()
+    if dump_dir is None and recording is not None:
+        dump_dir = recording.settings.dump_dir
+    folder = config.resolve(log_dir) if output_dir is None else output_dir
+    order = Order(
+        output_dir=Path(folder).absolute(),
+        wanted=Wanted(dump_dir=dump_dir, logs=logs, timeout_s=timeout_s),
+        inside=os.getpid(),
+    )
+    # Before the watch is made: a mistake is told now, and here.
+    loop = _loop(config, floor_s, factor, start_s, poll_s)
+    started = Watch(order, as_hooks(on_hang), progress_files, sense)
+    if config.enabled:
+        started.start(loop)
+    else:
+        _logger.info("the configuration of the watch does not enable it")
+    return started
+
+
+class Watch:
+    """
+    A watch over this rank; made by :func:`watch`.
+    """
+
+    def __init__(
+        self,
+        order: Order,
+        hooks: Iterable[Hook] = (),
+        progress_files: Iterable[str | os.PathLike[str]] = (),
+        sense: Callable[[], object] | None = None,
+    ) -> None:
+        self._pid = os.getpid()
+        self._own_sense = sense
+        files = FilesState(progress_files)
+        self._signs = last_known(
+            lambda _: read_progress(),
+            lambda _: steps(),
+            lambda _: files(),
+            lambda _: self._ask_user(),
+        )
+        self._stop = threading.Event()
+        self._hangs: list[Hang] = []
+        self._duty = Duty(order, self._look, tuple(hooks), self._found)
+        self._thread: threading.Thread | None = None
+
+    def start(self, loop: Callable[..., object]) -> None:
+        """
+        Start the thread.
+
+        Args:
+            loop: What it does, as
+                :func:`~distdebug.watching.watch.watch_processes` does.
+        """
+        run = partial(
+            loop,
+            on_hang=self._duty,
+            pids=[self._pid],
+            sense=self._sense,
+            sleep=self._stop.wait,
+        )
+        self._thread = threading.Thread(
+            target=_run, args=(run,), name="distdebug watch", daemon=True
+        )
+        atexit.register(self.close)
+        self._thread.start()
+
+    @property
+    def hangs(self) -> tuple[Hang, ...]:
+        """
+        What this rank has found out so far; mostly one rank does so for all.
+        """
+        return tuple(self._hangs)
+
+    def step(self) -> None:
+        """
+        Tell that a step is done.
+
+        It costs as much as adding one to a number, and never fails.
+        """
+        step()
+
+    def close(self) -> None:
+        """
+        End the watch.  A snapshot that is being taken is cut short.
+        """
+        # A forked child has the watch, and not its thread, which may have
+        # held the lock of the event.
+        if self._pid != os.getpid():
+            return
+
+        self._stop.set()
+        thread = self._thread
+        if thread is not None:
+            atexit.unregister(self.close)
+            if thread is not threading.current_thread():
+                thread.join(_JOIN_S)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _sense(self, _: object) -> dict[str, object]:
+        rank = current_identity().rank
+        name = "this process" if rank is None else f"rank {rank}"
+        seen = self._signs((self._pid,))
+        if seen is None:
+            return {name: switches([self._pid])}
+        return {name: seen}
+
+    def _ask_user(self) -> object:
+        if self._own_sense is None:
+            return None
+
+        try:
+            return self._own_sense()
+        except Exception:  # the other signs of progress are there
+            _logger.warning("sense= is not called again", exc_info=True)
+            self._own_sense = None
+            return None
+
+    def _look(self, reason: HangReason, order: Order) -> Response:
+        return ask_child(reason, order, self._stop)
+
+    def _found(self, hang: Hang) -> None:
+        self._hangs.append(hang)
+        _logger.warning("%s", hang)
+
+
+def _loop(
+    config: HangDebugConfig,
+    floor_s: float,
+    factor: float,
+    start_s: float,
+    poll_s: float | None,
+) -> Callable[..., object]:
+    new_sensor = partial(
+        ProgressSensor, floor_s=floor_s, factor=factor, start_s=start_s
+    )
+    new_sensor()
+    if poll_s is None:
+        poll_s = min(10.0, floor_s / 4)
+    if not poll_s > 0:
+        msg = f"poll_s must be more than 0, not {poll_s}"
+        raise ConfigError(msg)
+
+    return partial(
+        watch_processes, config, new_sensor=new_sensor, poll_s=poll_s
+    )
+
+
+def _run(loop: Callable[[], object]) -> None:
+    try:
+        loop()
+    except Exception:  # the job is worth more
+        _logger.warning("the watch has ended", exc_info=True)

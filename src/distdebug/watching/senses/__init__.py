@@ -1,0 +1,3 @@
+"""
+What changes as long as a job makes progress?
+"""

@@ -1,0 +1,396 @@
+"""
+Real jobs that watch themselves, or have somebody beside them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+import distdebug
+
+from distdebug import Cause, diagnose
+from distdebug.bundle.manifest import read_manifest
+
+
+SOURCE = Path(distdebug.__file__).parents[1]
+PROGRAMS = Path(__file__).parent / "programs"
+ENVIRON = {**os.environ, "PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
+PATIENCE_S = 90
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("py-spy") is None
+    and not Path(sys.executable).with_name("py-spy").exists(),
+    reason="py-spy is not installed",
+)
+
+
+class Job:
+    """
+    Ranks that were started, and what they write.
+    """
+
+    def __init__(self, folder, program, *arguments, ranks=4):
+        self.folder = folder
+        self.log = folder / "log.txt"
+        with self.log.open("wb") as log:
+            self.ranks = [
+                subprocess.Popen(
+                    [sys.executable, PROGRAMS / program, *arguments],
+                    stdout=log,
+                    stderr=log,
+                    env={
+                        **ENVIRON,
+                        "RANK": str(rank),
+                        "WORLD_SIZE": str(ranks),
+                    },
+                )
+                for rank in range(ranks)
+            ]
+
+    @property
+    def pids(self):
+        """
+        The processes of the ranks.
+        """
+        return [process.pid for process in self.ranks]
+
+    @property
+    def children(self):
+        """
+        The processes that ranks have started to look at their job.
+        """
+        return [
+            child
+            for pid in self.pids
+            if psutil.pid_exists(pid)
+            for child in psutil.Process(pid).children()
+        ]
+
+    def end(self):
+        """
+        End it, with whatever it has started.
+        """
+        children = self.children
+        for process in self.ranks:
+            process.kill()
+            process.wait(20)
+        for child in children:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+
+
+@pytest.fixture
+def start(tmp_path):
+    """
+    Start a job that ends with the test.
+    """
+    pytest.importorskip("torch.distributed")
+    with contextlib.ExitStack() as stack:
+
+        def start_job(cause, program="watch_rank.py"):
+            os.mkfifo(tmp_path / "shard")
+            job = Job(tmp_path, program, cause, tmp_path)
+            stack.callback(job.end)
+            return job
+
+        yield start_job
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory):
+    """
+    A job that takes steps of 1 s to 20 s, while all other tests run.
+    """
+    pytest.importorskip("torch.distributed")
+    folder = tmp_path_factory.mktemp("healthy")
+    job = Job(folder, "watch_rank.py", "none", folder, ranks=2)
+    who = [part for pid in job.pids for part in ("--pid", str(pid))]
+    with (folder / "side-car.txt").open("wb") as log:
+        watcher = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "distdebug", "watch", *who),
+                *("--floor", "4", "--output-dir", folder / "seen"),
+            ],
+            stdout=log,
+            stderr=log,
+            env=ENVIRON,
+        )
+        yield job, watcher, time.monotonic()
+        watcher.kill()
+        watcher.wait(20)
+        job.end()
+
+
+def wait_for(condition, patience_s=PATIENCE_S):
+    """
+    Wait until something is so, and give it.
+    """
+    end = time.monotonic() + patience_s
+    while not (found := condition()):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    return found
+
+
+def is_free(pid):
+    """
+    Whether a process is neither dead nor stopped nor held by a debugger.
+    """
+    status = Path(f"/proc/{pid}/status").read_text()
+    is_running = re.search(r"State:\t[SRD]", status)
+    return "TracerPid:\t0\n" in status and is_running is not None
+
+
+@pytest.mark.parametrize(
+    ("cause", "rank", "detail", "function"),
+    [
+        ("io", 2, Cause.IO_WAIT, "read_shard"),
+        ("lock", 3, Cause.LOCK_DEADLOCK, "log_metrics"),
+        ("gil", 1, Cause.GIL_CONTENTION, "tokenize"),
+    ],
+)
+@pytest.mark.usefixtures("healthy")
+def test_inside(start, cause, rank, detail, function):
+    """
+    A job that hangs explains itself: rank, collective, cause, and line.
+    """
+    job = start(cause)
+
+    wait_for((job.folder / "hangs" / "manifest.json").exists)
+
+    verdict = diagnose(job.folder / "hangs").verdict
+    assert Cause.RANK_NOT_ARRIVED == verdict.cause
+    assert (rank,) == verdict.ranks
+    assert ("all_reduce", 21) == (
+        verdict.collective.op,
+        verdict.collective.seq,
+    )
+    assert detail == verdict.detail_cause
+    assert function == verdict.location.function
+    assert [] == [pid for pid in job.pids if not is_free(pid)]
+    report = (job.folder / "hangs" / "REPORT.txt").read_text()
+    assert verdict.summary in report
+    wait_for(lambda: verdict.summary in job.log.read_text())
+    assert ["ok"] == [
+        node.status for node in read_manifest(job.folder / "hangs").nodes
+    ] or cause == "gil"
+
+
+def test_deadlock(start):
+    """
+    Ranks that enter two groups in different order are all named.
+    """
+    job = start("order")
+
+    wait_for((job.folder / "hangs" / "manifest.json").exists)
+
+    verdict = diagnose(job.folder / "hangs").verdict
+    assert Cause.GROUP_ORDER_DEADLOCK == verdict.cause
+    assert 0 in verdict.ranks
+    assert "all_reduce" == verdict.collective.op
+
+
+def test_once(start):
+    """
+    Four ranks see the hang, and one of them takes it, once.
+    """
+    job = start("io")
+    wait_for((job.folder / "hangs" / "manifest.json").exists)
+
+    wait_for(lambda: not job.children)
+    time.sleep(12)  # for as long as it takes the others to notice
+
+    assert ["hangs"] == [p.name for p in job.folder.glob("hangs*")]
+    assert 1 == job.log.read_text().count("never entered all_reduce")
+
+
+def test_collector_killed(start):
+    """
+    If the collector is killed, the job goes on, and another one takes over.
+    """
+    job = start("io")
+    (child, *_) = wait_for(
+        lambda: job.children if list(job.folder.glob("hangs/*/")) else []
+    )
+
+    child.kill()
+
+    wait_for((job.folder / "hangs" / "manifest.json").exists)
+    verdict = diagnose(job.folder / "hangs").verdict
+    assert (Cause.RANK_NOT_ARRIVED, (2,)) == (verdict.cause, verdict.ranks)
+    assert [] == [pid for pid in job.pids if not is_free(pid)]
+    for path in job.folder.glob("hangs/**/*.json"):
+        json.loads(path.read_text())
+
+
+def test_rank_killed(start):
+    """
+    If the rank that takes the snapshot is killed, it is taken all the same.
+    """
+    job = start("io")
+    wait_for(lambda: list(job.folder.glob("hangs/*/")))
+    (parent,) = {child.ppid() for child in job.children}
+
+    os.kill(parent, signal.SIGKILL)
+
+    wait_for((job.folder / "hangs" / "manifest.json").exists)
+    states = [Path(f"/proc/{pid}/status").read_text() for pid in job.pids]
+    assert [] == [s for s in states if re.search(r"State:\t[Tt]", s)]
+
+
+def is_isolated():
+    """
+    Whether processes can be put where they see only each other.
+    """
+    done = subprocess.run(
+        [*ISOLATED, "true"], capture_output=True, check=False
+    )
+    return done.returncode == 0
+
+
+ISOLATED = (
+    *("unshare", "--pid", "--uts", "--mount-proc", "--fork"),
+    *("--kill-child", "--"),
+)
+
+
+@pytest.mark.skipif(
+    shutil.which("unshare") is None or not is_isolated(),
+    reason="no namespaces of processes and host names can be made",
+)
+def test_two_nodes(tmp_path):
+    """
+    The nodes of a job take one snapshot together, and one of them explains it.
+    """
+    pytest.importorskip("torch.distributed")
+    os.mkfifo(tmp_path / "shard")
+    run = (
+        'hostname "node-$1" && exec "$2" -m torch.distributed.run '
+        '--nnodes 2 --node-rank "$1" --nproc-per-node 2 '
+        '--master-addr 127.0.0.1 --master-port "$5" "$3" io "$4"'
+    )
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with contextlib.ExitStack() as stack:
+        for number in range(2):
+            log = stack.enter_context((tmp_path / f"log{number}").open("wb"))
+            process = subprocess.Popen(
+                [
+                    *(*ISOLATED, "sh", "-c", run, "sh", str(number)),
+                    *(sys.executable, PROGRAMS / "watch_rank.py", tmp_path),
+                    str(port),
+                ],
+                stdout=log,
+                stderr=log,
+                env={**ENVIRON, "GLOO_SOCKET_IFNAME": "lo"},
+            )
+            stack.callback(process.wait, 20)
+            stack.callback(process.kill)
+        wait_for((tmp_path / "hangs" / "manifest.json").exists, 150)
+
+    manifest = read_manifest(tmp_path / "hangs")
+    assert ["node-0", "node-1"] == [node.host for node in manifest.nodes]
+    assert ["hangs"] == [path.name for path in tmp_path.glob("hangs*")]
+    for node in ("node-0", "node-1"):
+        taken = tmp_path / "hangs" / node
+        assert 2 == len(list(taken.glob("pyspy_*.json")))
+        assert 2 == len(list(taken.glob("flight_recorder/*_rank_?")))
+    verdict = diagnose(tmp_path / "hangs").verdict
+    assert (Cause.RANK_NOT_ARRIVED, (2,)) == (verdict.cause, verdict.ranks)
+    assert "read_shard" == verdict.location.function
+    assert verdict.summary in (tmp_path / "hangs" / "REPORT.txt").read_text()
+
+
+def test_side_car(start):
+    """
+    With no code in the job at all, who stands beside it names rank, call,
+    cause, and line.
+    """
+    job = start("io", program="plain_rank.py")
+
+    got = subprocess.run(
+        [
+            *(sys.executable, "-m", "distdebug", "watch", "--json"),
+            *("--floor", "3", "--start", "6", "--wait-seconds", "12"),
+            *("--pattern", str(job.folder)),
+            *("--output-dir", job.folder / "hangs"),
+            *("--on-hang", f"tee {job.folder}/hook.json"),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        env=ENVIRON,
+    )
+
+    assert 1 == got.returncode, got.stderr
+    data = json.loads(got.stdout.splitlines()[0])
+    verdict = data["verdict"]
+    assert ("io_wait", [2]) == (verdict["cause"], verdict["ranks"])
+    assert "read_shard" == verdict["location"]["function"]
+    assert "all_reduce" in json.dumps(data)
+    hook = json.loads((job.folder / "hook.json").read_text())
+    last = json.loads(got.stdout.splitlines()[-1])
+    assert last["verdict"]["summary"] == hook["summary"]
+    assert last["folder"] == hook["folder"]
+    assert [] == [pid for pid in job.pids if not is_free(pid)]
+
+
+def test_side_car_killed(start):
+    """
+    If who stands beside a job is killed, the job goes on, and the next one
+    finds out.
+    """
+    job = start("io", program="plain_rank.py")
+    wait_for(lambda: job.log.read_text().count("ready") == 4)
+    argv = [
+        *(sys.executable, "-m", "distdebug", "watch", "--json"),
+        *("--wait-seconds", "0.1", "--pattern", str(job.folder)),
+        *("--output-dir", job.folder / "hangs"),
+    ]
+    with subprocess.Popen(
+        argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENVIRON
+    ) as watcher:
+        wait_for(lambda: list(job.folder.glob("hangs/*/")))
+        watcher.kill()
+
+    got = subprocess.run(
+        argv, capture_output=True, text=True, timeout=PATIENCE_S, env=ENVIRON
+    )
+
+    assert 1 == got.returncode, got.stderr
+    assert [2] == json.loads(got.stdout)["verdict"]["ranks"]
+    assert (job.folder / "hangs" / "REPORT.txt").exists()
+    assert [] == [pid for pid in job.pids if not is_free(pid)]
+
+
+def test_no_false_alarm(healthy):
+    """
+    A healthy job whose steps take 1 s to 20 s is never called a hang, neither
+    by itself nor by who stands beside it, although 4 s is all they would wait.
+    """
+    job, watcher, begin = healthy
+
+    time.sleep(max(0.0, 150 - (time.monotonic() - begin)))
+
+    assert watcher.poll() is None
+    assert [None, None] == [process.poll() for process in job.ranks]
+    assert [] == list(job.folder.glob("hangs*"))
+    assert [] == list(job.folder.glob("seen*"))
+    assert "" == (job.folder / "side-car.txt").read_text()
+    # It was suspected, and looked at, and found to be fine.
+    assert "(fine)" in job.log.read_text()
