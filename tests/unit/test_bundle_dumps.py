@@ -11,8 +11,10 @@ import time
 
 import pytest
 
+from distdebug.bundle import dump_dirs as dump_dirs_module
 from distdebug.bundle import dumps as dumps_module
-from distdebug.bundle.dumps import ask_ranks, find_dump_dirs, keep_dumps
+from distdebug.bundle.dump_dirs import find_dump_dirs
+from distdebug.bundle.dumps import ask_ranks, keep_dumps
 from distdebug.flight_recorder.request import DumpRequest
 from distdebug.testing import SimulatedJob, make_dumps
 
@@ -294,7 +296,7 @@ class TestFind:
         """
         environs = {}
         monkeypatch.setattr(
-            dumps_module,
+            dump_dirs_module,
             "read_environ",
             lambda pid: (environs.get(pid, {}), "memory"),
         )
@@ -364,10 +366,10 @@ class TestFind:
         """
         Neither all ranks of a large node are asked, nor all files read.
         """
-        monkeypatch.setattr(dumps_module, "_MOST_RANKS", 1)
+        monkeypatch.setattr(dump_dirs_module, "_MOST_RANKS", 1)
         (tmp_path / "dump_0").write_bytes(b"")
         environs[2] = {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/dump_"}
 
         assert [] == find_dump_dirs([1, 2])
-        monkeypatch.setattr(dumps_module, "_MOST_ENTRIES", 0)
+        monkeypatch.setattr(dump_dirs_module, "_MOST_ENTRIES", 0)
         assert [] == find_dump_dirs([2])

@@ -17,8 +17,8 @@ from distdebug.bundle.manifest import (
 )
 from distdebug.capture.model import Capture
 from distdebug.diagnosis import collect, everywhere
-from distdebug.diagnosis.collect import Wanted
 from distdebug.diagnosis.everywhere import snapshot_everywhere
+from distdebug.diagnosis.wanted import Wanted
 from distdebug.findings import Cause
 from distdebug.nodes.here import Here
 from distdebug.nodes.model import NodeResult, NodeStatus

@@ -18,6 +18,7 @@ from distdebug.capture.model import Capture, CaptureStatus, ProcessCapture
 from distdebug.diagnosis import collect as module
 from distdebug.diagnosis import snapshot as snapshot_module
 from distdebug.diagnosis.snapshot import snapshot
+from distdebug.diagnosis.wanted import Wanted
 from distdebug.errors import PatternError
 from distdebug.findings import Cause, Missing
 from distdebug.processes.model import Worker
@@ -262,7 +263,7 @@ class TestDumpDirs:
         """
         Of many nodes each takes its own ranks, and says when it is done.
         """
-        wanted = module.Wanted(dump_dir=tmp_path / "a")
+        wanted = Wanted(dump_dir=tmp_path / "a")
 
         taken = module.collect_node(
             tmp_path, wanted, host="n1", is_one_of_many=True
@@ -277,7 +278,7 @@ class TestDumpDirs:
         """
         Alone, whoever explains it writes the manifest.
         """
-        module.collect_node(tmp_path, module.Wanted(), host="n1")
+        module.collect_node(tmp_path, Wanted(), host="n1")
 
         assert not (tmp_path / "manifest.json").exists()
 
@@ -338,7 +339,7 @@ class TestExplain:
             part = tmp_path / "hang" / f"n{number}"
             part.mkdir()
             module.collect_node(
-                part, module.Wanted(), host=part.name, is_one_of_many=True
+                part, Wanted(), host=part.name, is_one_of_many=True
             )
         manifest = Manifest(version="1", created=5.0, job="run 7")
 

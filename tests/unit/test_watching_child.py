@@ -19,7 +19,7 @@ import pytest
 
 from distdebug.bundle.folder import join_bundle, node_name
 from distdebug.bundle.manifest import Manifest, write_manifest
-from distdebug.diagnosis.collect import Wanted
+from distdebug.diagnosis.wanted import Wanted
 from distdebug.errors import CaptureError
 from distdebug.findings import Cause
 from distdebug.nodes.process import Ended

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.diagnosis.collect import Wanted
+from distdebug.diagnosis.wanted import Wanted
 from distdebug.errors import HookError
 from distdebug.findings import Cause
 from distdebug.watching.duty import Duty, as_hooks

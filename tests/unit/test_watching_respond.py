@@ -24,7 +24,8 @@ from distdebug.bundle.manifest import (
     write_manifest,
 )
 from distdebug.capture.attaching.lock import node_lock
-from distdebug.diagnosis.collect import Collected, Wanted
+from distdebug.diagnosis.collect import Collected
+from distdebug.diagnosis.wanted import Wanted
 from distdebug.findings import Cause, Finding
 from distdebug.processes.model import Worker
 from distdebug.stacks.model import ProcessStacks, StackFrame, ThreadStack

@@ -213,7 +213,7 @@ def _config(args: argparse.Namespace) -> HangDebugConfig:
 
 
 def _order(args: argparse.Namespace, config: HangDebugConfig) -> Order:
-    from ..diagnosis.collect import Wanted
+    from ..diagnosis.wanted import Wanted
     from ..watching.respond import Order
 
     return Order(

@@ -8,7 +8,6 @@ for.
 
 from __future__ import annotations
 
-import os
 import time
 
 from collections import Counter
@@ -20,7 +19,8 @@ import attrs
 
 from .._text import clean
 from ..bundle.debug_server.keep import keep_debug_server
-from ..bundle.dumps import ask_ranks, find_dump_dirs, keep_dumps
+from ..bundle.dump_dirs import find_dump_dirs
+from ..bundle.dumps import ask_ranks, keep_dumps
 from ..bundle.logs import keep_tails
 from ..bundle.manifest import (
     Manifest,
@@ -30,16 +30,15 @@ from ..bundle.manifest import (
 )
 from ..bundle.node import keep_facts
 from ..capture.files import write_capture
-from ..capture.node import Native, capture_node
+from ..capture.node import capture_node
 from ..findings import Finding, Missing
 from ..processes.model import Worker
-from ..processes.roles.patterns import compile_patterns
+from .wanted import Wanted
 
 
 __all__ = [
     "Collected",
     "Tell",
-    "Wanted",
     "collect_node",
     "keep_manifest",
     "reason_of",
@@ -57,60 +56,6 @@ _FACTS_S = 25.0
 _SHARE_OF_STACKS = 0.7
 # How much of the rest a debug server may take.
 _SHARE_OF_SERVER = 0.8
-
-
-def _paths(paths: Iterable[str | os.PathLike[str]]) -> tuple[Path, ...]:
-    return tuple(map(Path, paths))
-
-
-def _pids(pids: Iterable[int] | None) -> tuple[int, ...] | None:
-    return None if pids is None else tuple(pids)
-
-
-def _patterns(patterns: Iterable[str]) -> tuple[str, ...]:
-    patterns = tuple(patterns)
-    compile_patterns(patterns)
-    return patterns
-
-
-@attrs.frozen(kw_only=True)
-class Wanted:
-    """
-    What to take.
-
-    Attributes:
-        dump_dir: Where the ranks put their Flight Recorder dumps; by default
-            the ranks themselves tell.
-
-        pids: Which processes; by default the workers that are found.
-
-        patterns: Regular expressions for the command lines of workers.
-
-        logs: Files of which the end is kept.
-
-        native: Whose native stacks to take.
-
-        cuda: Whether to attach cuda-gdb to every process.
-
-        debug_server: Where a server of ``torch.distributed.debug`` answers,
-            as ``HOST:PORT``; it tells about all ranks of the job.
-
-        timeout_s: How long it may take, in seconds.
-
-    Raises:
-        PatternError: A pattern is no regular expression.
-    """
-
-    dump_dir: Path | None = attrs.field(
-        default=None, converter=attrs.converters.optional(Path)
-    )
-    pids: tuple[int, ...] | None = attrs.field(default=None, converter=_pids)
-    patterns: tuple[str, ...] = attrs.field(default=(), converter=_patterns)
-    logs: tuple[Path, ...] = attrs.field(default=(), converter=_paths)
-    native: Native = "none"
-    cuda: bool = False
-    debug_server: str = ""
-    timeout_s: float = 120.0
 
 
 @attrs.frozen

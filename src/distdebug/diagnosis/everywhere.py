@@ -19,8 +19,9 @@ from ..capture.files import make_folder
 from ..findings import Missing
 from ..nodes.model import Engine, NodeResult
 from ..nodes.run import run_on_nodes
-from .collect import Tell, Wanted, collect_node, version
+from .collect import Tell, collect_node, version
 from .snapshot import Snapshot, explain_bundle
+from .wanted import Wanted
 
 
 __all__ = ["snapshot_everywhere"]

@@ -22,8 +22,9 @@ from ..capture.files import make_folder
 from ..capture.node import Native
 from ..findings import Cause, Diagnosis, Finding, Missing
 from ..findings.text import missing_lines
-from .collect import Tell, Wanted, collect_node, keep_manifest, reason_of
+from .collect import Tell, collect_node, keep_manifest, reason_of
 from .diagnose import diagnose
+from .wanted import Wanted
 
 
 __all__ = ["Snapshot", "explain_bundle", "snapshot"]

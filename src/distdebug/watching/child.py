@@ -22,7 +22,7 @@ from typing import IO, Any
 import attrs
 
 from .._text import clean
-from ..diagnosis.collect import Wanted
+from ..diagnosis.wanted import Wanted
 from ..errors import CaptureError
 from ..nodes.process import Bound, Ended, run_process
 from .hang import Hang, HangReason

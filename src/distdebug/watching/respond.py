@@ -21,12 +21,13 @@ from typing import Literal, NamedTuple
 
 import attrs
 
-from ..bundle.folder import MANIFEST, is_taken, join_bundle, node_name
+from ..bundle.folder import MANIFEST, Part, is_taken, join_bundle, node_name
 from ..bundle.parts import count_parts, merge_manifests, read_parts
 from ..capture.attaching.lock import node_lock
 from ..capture.node import capture_node
-from ..diagnosis.collect import Collected, Wanted, collect_node, version
+from ..diagnosis.collect import collect_node, version
 from ..diagnosis.snapshot import Snapshot, explain_bundle
+from ..diagnosis.wanted import Wanted
 from ..errors import CaptureError, NodeBusyError
 from ..findings import Cause, Finding
 from ..processes.find import find_workers
@@ -155,9 +156,7 @@ def _respond(reason: HangReason, order: Order, sleep: Sleep) -> Response:
         return Response("elsewhere", summary, part.bundle)
 
     created = time.time()
-    findings: tuple[Finding, ...] = ()
-    if part.folder is not None:
-        findings = _collect(part.folder, order, crew, host).findings
+    findings = _take(part, order, crew, host)
     if part.is_first and _has_others(crew):
         _await_others(part.bundle, sleep)
     elif not part.is_first and not (part.bundle / MANIFEST).exists():
@@ -165,16 +164,20 @@ def _respond(reason: HangReason, order: Order, sleep: Sleep) -> Response:
         return Response("taken", "another node explains it", part.bundle)
 
     snapshot = _explain(part.bundle, created, findings)
+    return _told(snapshot, reason, order)
+
+
+def _told(snapshot: Snapshot, reason: HangReason, order: Order) -> Response:
     verdict = snapshot.diagnosis.verdict
-    is_fine = _is_fine(verdict, reason, order)
-    outcome: Outcome = "fine" if is_fine else "explained"
     hang = Hang(
         reason=reason,
-        folder=part.bundle,
+        folder=snapshot.folder,
         data=snapshot.to_dict(),
         report=str(snapshot),
     )
-    return Response(outcome, verdict.summary, part.bundle, hang)
+    is_fine = _is_fine(verdict, reason, order)
+    outcome: Outcome = "fine" if is_fine else "explained"
+    return Response(outcome, verdict.summary, snapshot.folder, hang)
 
 
 def _crew(order: Order) -> tuple[Worker, ...]:
@@ -212,11 +215,18 @@ def _is_fine(seen: Finding, reason: HangReason, order: Order) -> bool:
     return seen.cause.is_fine or (is_slow and stalled_s < order.patience_s)
 
 
-def _collect(
-    folder: Path, order: Order, crew: Iterable[Worker], host: str
-) -> Collected:
+def _take(
+    part: Part, order: Order, crew: Iterable[Worker], host: str
+) -> tuple[Finding, ...]:
+    """
+    Take the part of this node, unless that is there; and what stacks tell.
+    """
+    if part.folder is None:
+        return ()
+
     wanted = attrs.evolve(order.wanted, pids=_pids(order, crew))
-    return collect_node(folder, wanted, host=host, is_one_of_many=True)
+    taken = collect_node(part.folder, wanted, host=host, is_one_of_many=True)
+    return taken.findings
 
 
 def _has_others(crew: Iterable[Worker]) -> bool:
