@@ -214,7 +214,8 @@ def is_asleep(pid):
 
 def test_side_car(job, tmp_path):
     """
-    Who stands beside a job explains its hang, with no code in the job.
+    Who stands beside a job that records learns from the ranks where their
+    dumps are, and explains its hang.
     """
     _, pids = job
     who = [part for pid in pids for part in ("--pid", str(pid))]
@@ -234,6 +235,7 @@ def test_side_car(job, tmp_path):
     assert 1 == got.returncode, got.stderr
     (line,) = got.stdout.splitlines()
     verdict = json.loads(line)["verdict"]
-    assert ("io_wait", [2]) == (verdict["cause"], verdict["ranks"])
+    assert ("rank_not_arrived", [2]) == (verdict["cause"], verdict["ranks"])
+    assert "io_wait" == verdict["detail_cause"]
     assert "read_shard" == verdict["location"]["function"]
-    assert "taking a snapshot" in got.stderr
+    assert "looking at it" in got.stderr
