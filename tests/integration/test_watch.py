@@ -185,6 +185,8 @@ def test_inside(start, cause, rank, detail, function):
     report = (job.folder / "hangs" / "REPORT.txt").read_text()
     assert verdict.summary in report
     wait_for(lambda: verdict.summary in job.log.read_text())
+    (told,) = job.folder.glob("told-*")
+    assert verdict.summary == told.read_text()
     assert ["ok"] == [
         node.status for node in read_manifest(job.folder / "hangs").nodes
     ] or cause == "gil"
@@ -389,8 +391,10 @@ def test_no_false_alarm(healthy):
 
     assert watcher.poll() is None
     assert [None, None] == [process.poll() for process in job.ranks]
-    assert [] == list(job.folder.glob("hangs*"))
-    assert [] == list(job.folder.glob("seen*"))
-    assert "" == (job.folder / "side-car.txt").read_text()
+    assert [] == list(job.folder.glob("told-*"))
+    log = job.log.read_text()
+    assert "WARNING" not in log
     # It was suspected, and looked at, and found to be fine.
-    assert "(fine)" in job.log.read_text()
+    assert "(fine)" in log
+    for report in job.folder.glob("seen*/REPORT.txt"):
+        assert "cause: healthy" in report.read_text()

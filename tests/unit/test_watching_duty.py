@@ -92,7 +92,7 @@ class TestDuty:
         found = hang(Cause.CHECKPOINTING)
         watcher = Watcher(Response("fine", "x", FOLDER, found))
 
-        assert NotYet(65.0) == watcher.duty(REASON)
+        assert NotYet(65.0, is_free=False) == watcher.duty(REASON)
         assert [found] == watcher.shown
         assert [] == watcher.told
 

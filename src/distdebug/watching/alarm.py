@@ -96,16 +96,18 @@ class ProgressAlarm:
             sorted(((x, stuck[x]) for x in fresh), key=lambda x: (-x[1], x[0]))
         )
 
-    def withdraw(self, until: float) -> None:
+    def withdraw(self, until: float, *, is_free: bool = True) -> None:
         """
         Take the last news back, because nothing was wrong.
 
         Args:
             until: When to tell it again if nothing has moved by then, on the
                 clock of :meth:`saw`.
+
+            is_free: Whether it does not count as told.
         """
         if self._last:
             self._told -= self._last
             self._last = frozenset()
             self._silent_until = until
-            self.most += 1
+            self.most += is_free

@@ -77,7 +77,7 @@ class Duty:
         else:
             _logger.info("%s: %s (%s)", reason, got.summary, got.outcome)
         if got.outcome == "fine":
-            return _later(reason)
+            return _later(reason)._replace(is_free=got.bundle is None)
         return NotYet(_BUSY_S) if got.outcome == "busy" else None
 
     def _tell(self, hang: Hang, *, is_news: bool) -> None:

@@ -58,9 +58,12 @@ class NotYet(NamedTuple):
 
     Attributes:
         seconds: After how many seconds to ask again.
+
+        is_free: Whether this does not count as one more snapshot.
     """
 
     seconds: float
+    is_free: bool = True
 
 
 @attrs.frozen(kw_only=True)

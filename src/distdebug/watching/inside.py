@@ -243,7 +243,8 @@ class Watch:
 
     def _found(self, hang: Hang) -> None:
         self._hangs.append(hang)
-        _logger.warning("%s", hang)
+        level = logging.INFO if hang.is_healthy else logging.WARNING
+        _logger.log(level, "%s", hang)
 
 
 def _loop(

@@ -49,6 +49,8 @@ _MOST_S = 240.0
 _BEAT_S = 1.0
 # Who does this does not hang, unless for very long.
 _SLOW = frozenset({Cause.COMPILING, Cause.CHECKPOINTING})
+# So does a long evaluation, and a loop that never ends.
+_RUNNING = frozenset({Cause.PYTHON_LOOP, Cause.NATIVE_SPIN})
 
 _logger = logging.getLogger("distdebug")
 
@@ -73,6 +75,9 @@ class Order:
 
         patience_s: For how many seconds a job may write a checkpoint or
             compile.
+
+        running_s: For how many seconds a rank may compute while the others
+            wait for it.
     """
 
     output_dir: Path
@@ -80,6 +85,7 @@ class Order:
     inside: int | None = None
     but: frozenset[Path] = frozenset()
     patience_s: float = 1800.0
+    running_s: float = 300.0
 
 
 class Response(NamedTuple):
@@ -210,9 +216,16 @@ def _is_fine(seen: Finding, reason: HangReason, order: Order) -> bool:
     """
     Whether nothing hangs, or somebody does what just takes long.
     """
-    stalled_s = max((s for _, s in reason.stalled), default=0.0)
-    is_slow = not _SLOW.isdisjoint({seen.cause, seen.detail_cause})
-    return seen.cause.is_fine or (is_slow and stalled_s < order.patience_s)
+    if seen.cause.is_fine:
+        return True
+
+    causes = {seen.cause, seen.detail_cause}
+    patience_s = 0.0
+    if causes & _SLOW:
+        patience_s = order.patience_s
+    elif causes & _RUNNING:
+        patience_s = order.running_s
+    return max((s for _, s in reason.stalled), default=0.0) < patience_s
 
 
 def _take(

@@ -198,7 +198,9 @@ class _Watch:
             _logger.warning("what is called at a hang failed", exc_info=True)
         else:
             if isinstance(answer, NotYet):
-                self.alarm.withdraw(self.clock() + answer.seconds)
+                self.alarm.withdraw(
+                    self.clock() + answer.seconds, is_free=answer.is_free
+                )
         # It has looked into the processes, and that can make them move.
         self.alarm.excuse(self._values() or {})
 
