@@ -210,10 +210,25 @@ class TestReason:
         assert "possible" == verdict.confidence
         assert verdict.summary.startswith(ABSENT)
         assert verdict.summary.endswith(
-            "; but the stack of rank 2 waits in a collective at "
-            "backward (train.py:50)"
+            "; but rank 2 is waiting in all_reduce at backward (train.py:50)"
         )
         assert "take both again" in verdict.remedy
+
+    def test_contradiction_of_two(self, diagnose):
+        """
+        A call to one other rank is named as such, and is in no dump on Gloo.
+        """
+        stack = (
+            ("recv", "torch/distributed/distributed_c10d.py", 2300),
+            ("exchange", "train.py", 8),
+        )
+
+        verdict = diagnose(sidecar(2, stack=stack)).verdict
+
+        assert verdict.summary.endswith(
+            "; but rank 2 is waiting in recv at exchange (train.py:8)"
+        )
+        assert "no dump shows it" in verdict.remedy
 
 
 class TestEnd:

@@ -102,6 +102,36 @@ def twins():
     ]
 
 
+def test_stranger():
+    """
+    A rank without a job, whose place in the only job is taken, is of another.
+    """
+    jobs = split_jobs(
+        [
+            process(10, job="a", rank=0, parent=5, role="rank"),
+            process(11, job="a", rank=1, parent=5, role="rank"),
+            process(77, rank=0, parent=70, role="rank"),
+            process(12, rank=2, parent=6, role="rank"),
+        ]
+    )
+
+    assert {"a": [10, 11, 12], "of parent 70": [77]} == pids(jobs)
+
+
+def test_pasted_twice():
+    """
+    Where no process is known, the same rank twice is the same rank.
+    """
+    jobs = split_jobs(
+        [
+            process(10, job="a", rank=0, parent=5, role="rank"),
+            process(0, rank=0, parent=None, role="rank"),
+        ]
+    )
+
+    assert {"a": [10], "": [0]} == pids(jobs)
+
+
 def test_twins():
     """
     Where a rank is there twice, and nothing names a job, parents do.

@@ -7,6 +7,8 @@ the two contradict each other, both are told.
 
 from __future__ import annotations
 
+import re
+
 from collections.abc import Mapping
 
 import attrs
@@ -19,6 +21,20 @@ from .hosts import HostView, ended_well
 
 
 __all__ = ["refine"]
+
+# Calls to one other rank, which Gloo does not record.
+_P2P = re.compile(r"i?(send|recv)\w*|batch_isend_irecv")
+# The outermost one is what the user called.
+_CALL = re.compile(r"(\w+) \([^()]*distributed_c10d\.py:\d+\)")
+_NOT_RECORDED = (
+    "see why the other side of this call does not answer; no dump shows it on "
+    "Gloo"
+)
+_OTHER_MOMENTS = (
+    "either dump and stack are of different moments (then take both again), or "
+    "the rank waits in a call that is not recorded, such as send and recv on "
+    "Gloo"
+)
 
 _ABSENT = {Cause.RANK_NOT_ARRIVED, Cause.RANK_CRASHED}
 # What is wrong with a job even if it comes to its end.
@@ -135,7 +151,8 @@ def _with_host(finding: Finding, views: Mapping[int, HostView]) -> Finding:
         return finding
 
     if first.cause is Cause.COLLECTIVE_WAIT:
-        return _contradicted(finding, first)
+        waiting = [v for v in seen if v.cause is Cause.COLLECTIVE_WAIT]
+        return _contradicted(finding, waiting)
 
     who = "it" if len(finding.ranks) == 1 else f"rank {first.rank}"
     doing = first.doing or "is"
@@ -164,18 +181,36 @@ def _with_line(finding: Finding, seen: list[HostView]) -> Finding:
     )
 
 
-def _contradicted(finding: Finding, view: HostView) -> Finding:
+def _contradicted(finding: Finding, views: list[HostView]) -> Finding:
+    """
+    Who did not arrive waits itself: in what no dump shows, perhaps.
+    """
+    first = views[0]
+    call = _call(first)
+    alike = [v for v in views if _call(v) == call]
+    ranks = tuple(v.rank for v in alike)
+    verb = "is" if len(ranks) == 1 else "are"
+    is_p2p = _P2P.fullmatch(call) is not None
     return attrs.evolve(
         finding,
         confidence="possible",
-        summary=f"{finding.summary}; but the stack of rank {view.rank} "
-        f"waits in a collective at {_brief(view)}",
-        location=view.location,
-        evidence=(*view.evidence, *finding.evidence),
-        remedy="either dump and stack are of different moments (then take "
-        "both again), or the rank waits in a call that is not recorded, such "
-        "as send and recv on Gloo",
+        summary=f"{finding.summary}; but {ranks_text(ranks)} {verb} waiting "
+        f"in {call or 'a collective'} at {_brief(first)}",
+        location=first.location,
+        evidence=(
+            *(e for v in alike[:2] for e in v.evidence),
+            *finding.evidence,
+        ),
+        remedy=_NOT_RECORDED if is_p2p else _OTHER_MOMENTS,
     )
+
+
+def _call(view: HostView) -> str:
+    """
+    The call of torch in which a rank waits, if its stack shows it.
+    """
+    found = [c for e in view.evidence for c in _CALL.findall(e.quote)]
+    return str(found[-1]) if found else ""
 
 
 def _brief(view: HostView) -> str:

@@ -21,6 +21,8 @@ __all__ = [
 ]
 
 _MOST_ROWS = 24
+# Long enough for the lines of the user, behind those of libraries.
+_MOST_QUOTED = 400
 _MOST_FINDINGS = 5
 
 
@@ -60,7 +62,7 @@ def finding_lines(finding: Finding) -> Iterable[str]:
     yield f"  cause: {finding.cause} ({finding.confidence})"
     for e in finding.evidence[:6]:
         where = f"{e.location}: " if e.location else ""
-        yield f"  {e.kind}: {clean(where + e.quote, limit=160)}"
+        yield f"  {e.kind}: {clean(where + e.quote, limit=_MOST_QUOTED)}"
     if finding.remedy:
         yield f"  next: {finding.remedy}"
 

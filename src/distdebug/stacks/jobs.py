@@ -27,7 +27,8 @@ def split_jobs(
     Sort processes by job.
 
     A process that does not know its job belongs to that of its parent, its
-    children, or its siblings; and a rank to the only job that there is.
+    children, or its siblings; and a rank to the only job that there is, unless
+    that has another process of this rank.
 
     Args:
         processes: The processes of any number of jobs.
@@ -45,18 +46,25 @@ def split_jobs(
             names.setdefault((process.host, process.parent_pid), process.job)
     all_names = set(names.values())
     only = all_names.pop() if len(all_names) == 1 else ""
+    taken = {p.rank for p in _ranks(known) if only and _name(p, names)}
 
     jobs: dict[str, list[ProcessStacks]] = {}
     for process in known:
         name = _name(process, names)
         if not name and process.rank is not None:
-            name = only
+            name = only if process.rank not in taken else _stranger(process)
         jobs.setdefault(name, []).append(process)
     split = {name: tuple(members) for name, members in jobs.items()}
     if _has_twins(nameless := split.get("", ())):
         del split[""]
         split.update(_by_parent(nameless))
     return split
+
+
+def _stranger(process: ProcessStacks) -> str:
+    # Pasted stacks, which have no process, may show the same rank twice.
+    is_known = process.pid and process.parent_pid is not None
+    return f"of parent {process.parent_pid}" if is_known else ""
 
 
 def _has_twins(processes: Iterable[ProcessStacks]) -> bool:
