@@ -4,27 +4,34 @@ Who of many that know nothing of each other has which folder?
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from distdebug.bundle import folder as folder_module
+from distdebug.bundle import mark as mark_module
 from distdebug.bundle.folder import (
     MARK,
+    age_s,
     is_taken,
     join_bundle,
     new_bundle,
     node_name,
+    take_over,
 )
 from distdebug.bundle.manifest import (
     Manifest,
     read_manifest,
     write_manifest,
 )
+from distdebug.bundle.mark import is_begun_by, run_in_mark, set_mark
+from distdebug.errors import ConfigError
 
 
 MANIFEST = Manifest(version="1.2.3", created=1.7e9)
@@ -61,7 +68,7 @@ def join_at_once(folder, *hosts):
 
     def run(host):
         gate.wait(10)
-        return join(folder, host)
+        return join(folder, host, run=host[0])
 
     with ThreadPoolExecutor(len(hosts)) as pool:
         return list(pool.map(run, hosts))
@@ -92,14 +99,15 @@ class TestNewBundle:
         """
         What is there is left alone: files, snapshots, and unfinished ones.
         """
-        (tmp_path / "hang").write_text("a file")
+        (tmp_path / "hang.2").write_text("a file")
+        (tmp_path / "hang.3").symlink_to("nowhere")
         first = new_bundle(tmp_path / "hang")
         write_manifest(first, MANIFEST)
 
         second = new_bundle(tmp_path / "hang")
         third = new_bundle(tmp_path / "hang")
 
-        assert ["hang.2", "hang.3", "hang.4"] == [
+        assert ["hang", "hang.4", "hang.5"] == [
             f.name for f in (first, second, third)
         ]
         assert MANIFEST == read_manifest(first)
@@ -108,9 +116,9 @@ class TestNewBundle:
         """
         Of two that find a folder empty only one has it.
         """
-        mark = folder_module.MARK
-        (tmp_path / mark).mkdir()
-        monkeypatch.setattr(folder_module, "any", lambda _: False, False)
+        (tmp_path / MARK).mkdir()
+        (tmp_path / MARK / "another").touch()
+        monkeypatch.setattr(folder_module, "_is_empty", lambda _: True)
 
         folder = new_bundle(tmp_path)
 
@@ -121,7 +129,7 @@ class TestNewBundle:
         Whoever began and ended meanwhile keeps the folder.
         """
         write_manifest(tmp_path, MANIFEST)
-        monkeypatch.setattr(folder_module, "any", lambda _: False, False)
+        monkeypatch.setattr(folder_module, "_is_empty", lambda _: True)
         monkeypatch.setattr(
             folder_module.itertools, "count", lambda _: iter([])
         )
@@ -130,6 +138,119 @@ class TestNewBundle:
             new_bundle(tmp_path)
 
         assert ["manifest.json"] == names(tmp_path)
+
+    @pytest.mark.parametrize("wanted", ["", "/", "..", "a/..", "x\0y"])
+    def test_no_name(self, tmp_path, monkeypatch, wanted):
+        """
+        What names no folder of its own is refused before anything is made.
+        """
+        (tmp_path / "below").mkdir()
+        monkeypatch.chdir(tmp_path / "below")
+
+        with pytest.raises(ConfigError) as caught:
+            new_bundle(wanted)
+
+        assert "./hang" in caught.value.remedy
+        assert (["below"], []) == (names(tmp_path), names(Path()))
+
+    def test_no_folder(self, tmp_path):
+        """
+        A file, a device, or a link to nowhere was not meant as a folder.
+        """
+        (tmp_path / "file").write_text("mine")
+        (tmp_path / "link").symlink_to("nowhere")
+
+        for wanted in (tmp_path / "file", tmp_path / "link", "/dev/null"):
+            with pytest.raises(ConfigError, match="it is no folder"):
+                new_bundle(wanted)
+
+        assert ["file", "link"] == names(tmp_path)
+
+    def test_of_somebody_else(self, tmp_path, monkeypatch):
+        """
+        A folder that may not be read is left alone.
+        """
+        closed = tmp_path / "hang"
+        closed.mkdir()
+        real = os.listdir
+
+        def read(folder):
+            if folder == closed:
+                raise PermissionError
+            return real(folder)
+
+        monkeypatch.setattr(folder_module.os, "listdir", read)
+
+        assert "hang.2" == new_bundle(closed).name
+
+
+class TestMark:
+    def test_draft(self, tmp_path):
+        """
+        What others are just writing does not take a folder from anybody.
+        """
+        (tmp_path / f"{MARK}.0123").mkdir()
+
+        assert tmp_path == new_bundle(tmp_path)
+
+    def test_not_written(self, tmp_path, monkeypatch):
+        """
+        A mark that cannot be written is an error, and leaves nothing.
+        """
+
+        def fail(*_):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(mark_module, "_note", fail)
+
+        with pytest.raises(OSError, match="No space"):
+            set_mark(tmp_path, "n1", "7")
+
+        assert [] == names(tmp_path)
+
+    def test_never_half(self, tmp_path, monkeypatch):
+        """
+        Nobody sees a mark that does not tell the run.
+        """
+        seen = []
+        real = Path.rename
+
+        def rename(self, target):
+            seen.append(run_in_mark(tmp_path))
+            return real(self, target)
+
+        monkeypatch.setattr(Path, "rename", rename)
+
+        assert set_mark(tmp_path, "n1", "7")
+        assert not set_mark(tmp_path, "n2", "8")
+        assert ([None, "7"], "7") == (seen, run_in_mark(tmp_path))
+
+    def test_take_over(self, tmp_path):
+        """
+        Only one finishes what another began, and nobody what is finished.
+        """
+        bundle = join(tmp_path / "hang", "n1").bundle
+
+        results = [take_over(bundle, host) for host in ("n2", "n3", "n2")]
+        is_left = [is_begun_by(bundle, host) for host in ("n1", "n2", "n3")]
+        write_manifest(bundle, MANIFEST)
+
+        assert [True, False, False] == results
+        assert [True, True, False] == is_left
+        assert not take_over(bundle, "n4")
+
+    def test_heir_was_killed(self, tmp_path):
+        """
+        What was taken over by one that was killed is left to its node.
+        """
+        join(tmp_path / "hang", "n1")
+        part = join(tmp_path / "hang", "n2")
+        write_manifest(part.folder, MANIFEST)
+        take_over(part.bundle, "n2")
+
+        again = join(tmp_path / "hang", "n2")
+
+        assert (None, True) == (again.folder, again.is_first)
 
 
 class TestName:
@@ -148,6 +269,9 @@ class TestName:
             ("../../etc", "_.._etc"),
             ("..", "unknown"),
             (MARK, "unfinished"),
+            ("a\x1b[31mb\nc\udc80", "ab c"),
+            ("é" * 300, "é" * 99),
+            ("n" * 300, "n" * 99 + "…"),
         ],
     )
     def test_host(self, monkeypatch, name, told):
@@ -161,6 +285,107 @@ class TestName:
 
 
 class TestJoin:
+    def test_another_run(self, tmp_path):
+        """
+        Other runs have snapshots of their own, unfinished or finished.
+        """
+        odd = "job\0 7/\n\udc80"
+        first = join(tmp_path / "hang", "n1", run=odd)
+
+        other = join(tmp_path / "hang", "n2", run="8")
+        same = join(tmp_path / "hang", "n2", run=odd)
+        write_manifest(first.bundle, MANIFEST)
+        later = join(tmp_path / "hang", "n3", run=odd)
+        third = join(tmp_path / "hang", "n3", run="9")
+
+        assert ["hang.2", "hang", "hang", "hang.3"] == [
+            part.bundle.name for part in (other, same, later, third)
+        ]
+        assert [True, False, False, True] == [
+            part.is_first for part in (other, same, later, third)
+        ]
+        assert odd == read_manifest(first.bundle).run
+
+    def test_part_tells_run(self, tmp_path):
+        """
+        The part of a node says which run it was.
+        """
+        part = join(tmp_path / "hang", "n1", run="7")
+
+        write_manifest(part.folder, MANIFEST)
+
+        assert "7" == read_manifest(part.folder).run
+        assert "7" == read_manifest(part.folder).to_dict()["run"]
+
+    def test_of_nobody(self, tmp_path):
+        """
+        A snapshot that is taken by hand is not joined.
+        """
+        new_bundle(tmp_path / "hang")
+
+        assert "hang.2" == join(tmp_path / "hang", "n1").bundle.name
+
+    def test_runs_at_once(self, tmp_path):
+        """
+        Of two runs with two nodes each, every one has one first.
+        """
+        for number in range(20):
+            wanted = tmp_path / f"hang-{number}"
+
+            parts = join_at_once(wanted, "n1", "n2", "m1", "m2")
+
+            bundles = {part.folder.name[0]: part.bundle for part in parts}
+            firsts = [p.folder.name[0] for p in parts if p.is_first]
+            assert 2 == len(set(bundles.values()))
+            assert ["m", "n"] == sorted(firsts)
+            assert all(
+                bundles[part.folder.name[0]] == part.bundle for part in parts
+            )
+
+    @pytest.mark.parametrize("target", ["nowhere", "n1"])
+    def test_link(self, tmp_path, target):
+        """
+        A link in place of a node's folder is left alone.
+        """
+        bundle = join(tmp_path / "hang", "n0").bundle
+        (bundle / "n1").symlink_to(target)
+
+        part = join(tmp_path / "hang", "n1")
+
+        assert bundle / "n1.2" == part.folder
+
+    def test_later_than_now(self, tmp_path):
+        """
+        What comes from the future keeps nobody from a snapshot.
+        """
+        first = join(tmp_path / "hang", "n1")
+        write_manifest(first.folder, MANIFEST)
+        age(write_manifest(first.bundle, MANIFEST), -86_400)
+
+        taken = is_taken(tmp_path / "hang", "n1", window_s=WINDOW_S)
+        second = join(tmp_path / "hang", "n1")
+
+        assert float("inf") == age_s(first.bundle)
+        assert taken is None
+        assert "hang.2" == second.bundle.name
+
+    def test_clock_of_another(self, tmp_path):
+        """
+        A clock that is a little ahead changes nothing.
+        """
+        first = join(tmp_path / "hang", "n1")
+        age(first.bundle / MARK, -20)
+
+        assert first.bundle == join(tmp_path / "hang", "n2").bundle
+
+    @pytest.mark.parametrize("wanted", ["/", ".."])
+    def test_no_name(self, wanted):
+        """
+        A folder without a name is an error of the system.
+        """
+        with pytest.raises(OSError, match="needs a name"):
+            join(wanted, "n1")
+
     def test_first(self, tmp_path):
         """
         Whoever comes first makes all folders, for its owner alone.

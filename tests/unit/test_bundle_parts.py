@@ -80,6 +80,39 @@ def test_damaged(bundle):
     ]
 
 
+def test_known(bundle):
+    """
+    What the caller knows counts if nothing could be written, and only then.
+    """
+    known = {"n1": manifest_of("n1"), "n2": manifest_of("another")}
+
+    parts = read_parts(bundle, known=known)
+
+    assert [manifest_of("n1"), manifest_of("n2")] == parts
+
+
+def test_draft(tmp_path):
+    """
+    Who is just about to begin is no node.
+    """
+    (tmp_path / f"{MARK}.0123").mkdir()
+
+    assert (0, 0) == count_parts(tmp_path)
+
+
+def test_merge_runs():
+    """
+    What all tell of the run is told of all.
+    """
+    parts = [manifest_of("n1", run="7"), manifest_of("n2")]
+
+    alike = merge_manifests(parts, version="9", created=7.0)
+    parts.append(manifest_of("n3", run="8"))
+    apart = merge_manifests(parts, version="9", created=7.0)
+
+    assert ("7", "") == (alike.run, apart.run)
+
+
 @pytest.mark.parametrize("read", [count_parts, read_parts])
 def test_gone(tmp_path, read):
     """

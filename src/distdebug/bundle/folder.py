@@ -8,9 +8,9 @@ every file system has.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
-import shutil
 import socket
 import time
 
@@ -20,23 +20,38 @@ from pathlib import Path
 
 import attrs
 
+from .._text import clean
+from ..errors import BundleError, ConfigError
+from .manifest import MANIFEST, read_manifest
+from .mark import (
+    MARK,
+    is_begun_by,
+    run_in_mark,
+    set_mark,
+    take_over,
+    unmark,
+)
+
 
 __all__ = [
     "MANIFEST",
     "MARK",
     "Part",
+    "age_s",
     "is_taken",
     "join_bundle",
     "new_bundle",
     "node_name",
+    "take_over",
     "unmark",
 ]
 
 _NAMES = ("DISTDEBUG_NODE", "SLURMD_NODENAME")
-
-MANIFEST = "manifest.json"
-# There while a snapshot is taken; still there if that was killed.
-MARK = ".unfinished"
+# A file system takes 255 bytes, and we add to them.
+_MOST_NAME = 100
+_MOST_NAME_BYTES = 200
+# Clocks of nodes differ; what is later than this was set by somebody.
+_MOST_SKEW_S = 60.0
 
 
 @attrs.frozen(kw_only=True)
@@ -68,7 +83,8 @@ def node_name() -> str:
         the host.
     """
     name = next(filter(None, map(os.environ.get, _NAMES)), "")
-    name = name or socket.gethostname()
+    name = clean(name or socket.gethostname(), limit=_MOST_NAME)
+    name = name.encode()[:_MOST_NAME_BYTES].decode(errors="ignore")
     return name.replace("/", "_").lstrip(".") or "unknown"
 
 
@@ -86,18 +102,32 @@ def new_bundle(output_dir: str | os.PathLike[str]) -> Path:
         on.
 
     Raises:
+        ConfigError: It cannot be meant as a folder.
+
         OSError: It cannot be made.
     """
+    _check(os.fspath(output_dir))
     host = node_name()
     return next(
-        folder for folder in _names(output_dir) if _claim(folder, host)
+        folder for folder in _names(output_dir) if _claim(folder, host, None)
     )
+
+
+def _check(wanted: str) -> None:
+    remedy = "name a folder that is not there yet, such as ./hang"
+    if not wanted or not _has_name(Path(wanted).absolute()):
+        msg = f"{wanted!r} cannot be the folder of a snapshot: it has no name"
+        raise ConfigError(msg, remedy=remedy)
+    if "\0" in wanted or (os.path.lexists(wanted) and not _is_dir(wanted)):
+        msg = f"{wanted!r} cannot be the folder of a snapshot: it is no folder"
+        raise ConfigError(msg, remedy=remedy)
 
 
 def join_bundle(
     output_dir: str | os.PathLike[str],
     host: str,
     *,
+    run: str = "",
     window_s: float,
     but: frozenset[Path] = frozenset(),
 ) -> Part:
@@ -108,6 +138,9 @@ def join_bundle(
         output_dir: The folder that is wanted; the same on all nodes.
 
         host: The name of this node.
+
+        run: What tells this run of the job from other runs and other jobs:
+            their snapshots are left to them.
 
         window_s: How many seconds ago the others may have begun or ended; who
             ended earlier looked at something else.  Of this node nobody else
@@ -124,14 +157,14 @@ def join_bundle(
     for bundle in _names(output_dir):
         if bundle in but:
             continue
-        is_first = _claim(bundle, host)
-        if is_first or _age_s(bundle) <= window_s:
+        is_first = _claim(bundle, host, run)
+        if is_first or _is_of(bundle, run, window_s):
             folder = _claim_part(bundle, host)
             return Part(
                 bundle=bundle,
                 folder=folder,
                 # Whoever of this node began it was killed.
-                is_first=is_first or _is_ours(bundle, host),
+                is_first=is_first or _is_left(bundle, host),
             )
 
     raise AssertionError  # the names never end
@@ -141,6 +174,7 @@ def is_taken(
     output_dir: str | os.PathLike[str],
     host: str,
     *,
+    run: str = "",
     window_s: float,
     but: frozenset[Path] = frozenset(),
 ) -> Path | None:
@@ -152,6 +186,8 @@ def is_taken(
 
         host: The name of this node.
 
+        run: What tells this run of the job from others.
+
         window_s: How many seconds ago they may have begun or ended.
 
         but: Snapshots that do not count.
@@ -160,46 +196,65 @@ def is_taken(
         The folder of all nodes; ``None`` if nobody has, or if this node has
         begun it and did not finish it.
     """
-    for bundle in itertools.takewhile(Path.exists, _names(output_dir)):
-        is_new = bundle not in but and _age_s(bundle) <= window_s
-        # Whoever began it here was killed while it waited for the others.
-        is_left = _is_ours(bundle, host)
+    for bundle in itertools.takewhile(os.path.lexists, _names(output_dir)):
+        is_ours = bundle not in but and _is_of(bundle, run, window_s)
         is_done = any(map(_is_done, _parts_of(bundle, host)))
-        if is_new and is_done and not is_left:
+        # Whoever began it here was killed while it waited for the others.
+        if is_ours and is_done and not _is_left(bundle, host):
             return bundle
     return None
 
 
-def unmark(bundle: Path) -> None:
+def age_s(bundle: Path) -> float:
     """
-    Say that a snapshot is done.
+    Tell how long ago somebody was at work.
 
     Args:
-        bundle: Its folder.
+        bundle: The folder of all nodes.
+
+    Returns:
+        Seconds since it was begun, taken over, or finished, whichever was
+        last; for ever if it is no snapshot, or if its times are not true.
     """
-    shutil.rmtree(bundle / MARK, ignore_errors=True)
+    ages = []
+    for name in (MARK, MANIFEST):
+        with suppress(OSError):
+            age = time.time() - (bundle / name).stat().st_mtime
+            ages.append(age if age > -_MOST_SKEW_S else float("inf"))
+    return min(ages, default=float("inf"))
 
 
 def _names(output_dir: str | os.PathLike[str]) -> Iterator[Path]:
     wanted = Path(output_dir).absolute()
+    if not _has_name(wanted):
+        raise OSError(errno.EINVAL, "a folder needs a name", str(wanted))
+
     yield wanted
     for number in itertools.count(2):
         yield wanted.with_name(f"{wanted.name}.{number}")
 
 
-def _age_s(bundle: Path) -> float:
+def _has_name(path: Path) -> bool:
+    return path.name not in {"", ".."}
+
+
+def _is_of(bundle: Path, run: str, window_s: float) -> bool:
     """
-    How long ago somebody was at work; for ever if it is no snapshot.
+    Whether those of a run are at work there, or were just now.
     """
-    ages = []
-    for name in (MARK, MANIFEST):
-        with suppress(OSError):
-            ages.append(time.time() - (bundle / name).stat().st_mtime)
-    return min(ages, default=float("inf"))
+    if age_s(bundle) > window_s:
+        return False
+
+    # In this order: whoever finishes it writes the one, and then removes the
+    # other.
+    told = run_in_mark(bundle)
+    with suppress(BundleError):
+        told = read_manifest(bundle).run
+    return told == run
 
 
 def _claim_part(bundle: Path, host: str) -> Path | None:
-    for folder in _parts_of(bundle, host):
+    for folder in _names(bundle / host):
         if _is_done(folder):
             return None
         with suppress(FileExistsError):
@@ -211,38 +266,32 @@ def _claim_part(bundle: Path, host: str) -> Path | None:
 
 def _parts_of(bundle: Path, host: str) -> Iterator[Path]:
     """
-    The folders of a node, and the first one that is free.
+    The folders of a node.
     """
-    for folder in _names(bundle / host):
-        yield folder
-        if not folder.exists():
-            return
+    return itertools.takewhile(os.path.lexists, _names(bundle / host))
 
 
-def _is_ours(bundle: Path, host: str) -> bool:
+def _is_left(bundle: Path, host: str) -> bool:
     """
-    Whether this node began it, and did not finish it.
+    Whether it is on this node to finish it.
     """
-    return (bundle / MARK / host).exists()
+    return is_begun_by(bundle, host) and not _is_done(bundle)
 
 
 def _is_done(folder: Path) -> bool:
-    return (folder / MANIFEST).exists()
+    return os.path.exists(folder / MANIFEST)  # noqa: PTH110 never raises
 
 
-def _claim(folder: Path, host: str) -> bool:
+def _is_dir(path: str) -> bool:
+    return os.path.isdir(path)  # noqa: PTH112 never raises
+
+
+def _claim(folder: Path, host: str, run: str | None) -> bool:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not _is_empty(folder) or not set_mark(folder, host, run):
+            return False
     except FileExistsError:  # it is a file
-        return False
-
-    if any(folder.iterdir()):
-        return False
-
-    mark = folder / MARK
-    try:
-        mark.mkdir(mode=0o700)
-    except FileExistsError:
         return False
 
     # Somebody may have begun and ended since it was seen to be empty; what
@@ -251,8 +300,19 @@ def _claim(folder: Path, host: str) -> bool:
         unmark(folder)
         return False
 
-    (mark / host).touch(mode=0o600)
     # It may have been made with wider permissions by somebody else.
     with suppress(OSError):
         folder.chmod(0o700)
     return True
+
+
+def _is_empty(folder: Path) -> bool:
+    """
+    Whether nothing is there but what others write who want it too.
+    """
+    try:
+        names = os.listdir(folder)  # noqa: PTH208 only names
+    except PermissionError:  # it is somebody else's
+        return False
+
+    return all(name.startswith(f"{MARK}.") for name in names)

@@ -24,10 +24,11 @@ import attrs
 from .._files import open_ordinary, write_whole
 from ..errors import BundleError
 from ..findings import Missing
-from .folder import MANIFEST, unmark
+from .mark import run_in_mark, unmark
 
 
 __all__ = [
+    "MANIFEST",
     "Manifest",
     "NodeEntry",
     "NodeStatus",
@@ -37,6 +38,8 @@ __all__ = [
 ]
 
 NodeStatus = Literal["ok", "partial", "failed"]
+
+MANIFEST = "manifest.json"
 
 _SCHEMA = 1
 # One line for each of 100,000 nodes stays below.
@@ -86,6 +89,8 @@ class Manifest:
 
         skipped: What is not there, and why.
 
+        run: What tells the run of the job from others, or ``""``.
+
         schema: Version of this layout; it only changes if something is not
             understood any more.
     """
@@ -95,6 +100,7 @@ class Manifest:
     job: str = ""
     nodes: tuple[NodeEntry, ...] = ()
     skipped: tuple[Missing, ...] = ()
+    run: str = ""
     schema: int = _SCHEMA
 
     def to_dict(self) -> dict[str, Any]:
@@ -111,7 +117,8 @@ def write_manifest(folder: Path, manifest: Manifest) -> Path:
     Args:
         folder: The folder of the snapshot.
 
-        manifest: What is in it.
+        manifest: What is in it.  If it does not tell the run of the job, the
+            mark of the snapshot does.
 
     Returns:
         The file.
@@ -120,6 +127,8 @@ def write_manifest(folder: Path, manifest: Manifest) -> Path:
         OSError: It cannot be written.
     """
     path = folder / MANIFEST
+    if not manifest.run:
+        manifest = attrs.evolve(manifest, run=_run_of(folder))
     text = json.dumps(manifest.to_dict(), indent=1)
     write_whole(path, text.encode())
     unmark(folder)
@@ -150,6 +159,13 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
         reason = _damage(exc)
     msg = f"no manifest in {folder}: {reason}"
     raise BundleError(msg, remedy="distdebug diagnose needs no manifest")
+
+
+def _run_of(folder: Path) -> str:
+    """
+    Of a snapshot, or of the one that this is a part of.
+    """
+    return run_in_mark(folder) or run_in_mark(folder.parent) or ""
 
 
 def parse_manifest(data: object) -> Manifest:
@@ -196,6 +212,7 @@ def _parse(data: dict[str, Any]) -> Manifest:
         job=_text(data["job"]),
         nodes=tuple(map(_node, data["nodes"])),
         skipped=tuple(map(_missing, data["skipped"])),
+        run=_text(data.get("run", "")),
     )
 
 

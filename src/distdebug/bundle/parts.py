@@ -9,24 +9,32 @@ from __future__ import annotations
 
 import os
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ..errors import BundleError
 from ..findings import Missing
-from .folder import MANIFEST, MARK
-from .manifest import Manifest, NodeEntry, read_manifest
+from .manifest import MANIFEST, Manifest, NodeEntry, read_manifest
+from .mark import MARK
 
 
 __all__ = ["count_parts", "merge_manifests", "read_parts"]
 
 
-def read_parts(folder: Path) -> list[Manifest]:
+_NOTHING_KNOWN: Mapping[str, Manifest] = {}
+
+
+def read_parts(
+    folder: Path, *, known: Mapping[str, Manifest] = _NOTHING_KNOWN
+) -> list[Manifest]:
     """
     Read what each node took, of a snapshot that has no manifest yet.
 
     Args:
         folder: The folder of all nodes.
+
+        known: Manifests that the caller has, by the names of the folders:
+            what counts if one cannot be read, because the disk is full.
 
     Returns:
         Their manifests, by name of the node.  That of one that is not done,
@@ -35,7 +43,7 @@ def read_parts(folder: Path) -> list[Manifest]:
     Raises:
         OSError: The folder cannot be read.
     """
-    return [_read_part(part) for part in _parts(folder)]
+    return [_read_part(part, known) for part in _parts(folder)]
 
 
 def count_parts(folder: Path) -> tuple[int, int]:
@@ -76,17 +84,19 @@ def merge_manifests(
     """
     parts = list(manifests)
     jobs = {part.job for part in parts if part.job}
+    runs = {part.run for part in parts if part.run}
     return Manifest(
         version=version,
         created=created,
         job=" ".join(sorted(jobs)),
         nodes=tuple(node for part in parts for node in part.nodes),
         skipped=tuple(lost for part in parts for lost in part.skipped),
+        run=runs.pop() if len(runs) == 1 else "",
     )
 
 
 def _is_done(part: Path) -> bool:
-    return (part / MANIFEST).exists()
+    return os.path.exists(part / MANIFEST)  # noqa: PTH110 never raises
 
 
 def _parts(folder: Path) -> list[Path]:
@@ -94,18 +104,21 @@ def _parts(folder: Path) -> list[Path]:
         names = sorted(
             entry.name
             for entry in entries
-            if entry.is_dir(follow_symlinks=False) and entry.name != MARK
+            if entry.is_dir(follow_symlinks=False)
+            and not entry.name.startswith(MARK)
         )
     return [folder / name for name in names]
 
 
-def _read_part(folder: Path) -> Manifest:
+def _read_part(folder: Path, known: Mapping[str, Manifest]) -> Manifest:
     try:
         return read_manifest(folder)
     except BundleError:
-        reason = "it was not done, or its snapshot was killed"
-        node = NodeEntry(host=folder.name, status="partial", reason=reason)
-        lost = Missing(what="node", reason=reason, source=folder.name)
-        return Manifest(
-            version="", created=0.0, nodes=(node,), skipped=(lost,)
-        )
+        return known.get(folder.name) or _undone(folder.name)
+
+
+def _undone(host: str) -> Manifest:
+    reason = "it was not done, or its snapshot was killed"
+    node = NodeEntry(host=host, status="partial", reason=reason)
+    lost = Missing(what="node", reason=reason, source=host)
+    return Manifest(version="", created=0.0, nodes=(node,), skipped=(lost,))
