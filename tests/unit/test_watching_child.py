@@ -23,11 +23,13 @@ from distdebug.diagnosis.wanted import Wanted
 from distdebug.errors import CaptureError
 from distdebug.findings import Cause
 from distdebug.nodes.process import Ended
+from distdebug.processes.worker import workers_of
 from distdebug.watching import child as module
 from distdebug.watching import respond as respond_module
 from distdebug.watching.child import ask_child
 from distdebug.watching.hang import Hang, HangReason
 from distdebug.watching.respond import Order, Response
+from distdebug.watching.suspects import run_of
 
 
 REASON = HangReason(
@@ -230,23 +232,28 @@ class TestReal:
         """
         A real child finds what was taken.
         """
+        run = run_of(workers_of([os.getpid()]), node_name())
         for host in ("another", node_name()):
-            part = join_bundle(order.output_dir, host, window_s=300.0)
+            part = join_bundle(order.output_dir, host, window_s=300.0, run=run)
         write_manifest(part.folder, Manifest(version="1", created=5.0))
 
         got = ask_child(WAIT, order, threading.Event())
 
         assert ("elsewhere", part.bundle) == (got.outcome, got.bundle)
 
-    def test_fails(self, order, tmp_path):
+    def test_no_folder(self, order, tmp_path):
         """
-        A real child that fails says why.
+        A real child that can keep nothing tells what it saw.
         """
         (tmp_path / "file").write_text("")
         order = attrs.evolve(order, output_dir=tmp_path / "file" / "hang")
 
-        with pytest.raises(CaptureError, match=r"status 1: .*NotADirectory"):
-            ask_child(WAIT, order, threading.Event())
+        got = ask_child(WAIT, order, threading.Event())
+
+        assert got.bundle is None
+        assert order.output_dir == got.hang.folder
+        (lost,) = got.hang.data["manifest"]["skipped"]
+        assert "Not a directory" == lost["reason"]
 
     def test_stopped(self, order):
         """

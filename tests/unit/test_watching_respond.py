@@ -7,6 +7,7 @@ The workers are made up; folders, locks, manifests, and diagnoses are real.
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import time
 
@@ -31,6 +32,7 @@ from distdebug.processes.model import Worker
 from distdebug.stacks.model import ProcessStacks, StackFrame, ThreadStack
 from distdebug.stacks.write import stacks_to_json
 from distdebug.watching import respond as module
+from distdebug.watching import suspects
 from distdebug.watching.hang import HangReason
 from distdebug.watching.respond import Order, respond
 
@@ -192,9 +194,10 @@ def _job(tmp_path, monkeypatch):
     monkeypatch.setattr(
         module, "node_lock", lambda *, name: node_lock(name=name + job.host)
     )
-    monkeypatch.setattr(module, "find_workers", job.find)
-    monkeypatch.setattr(module, "workers_of", job.find_by_number)
-    monkeypatch.setattr(module, "capture_node", job.look)
+    monkeypatch.setattr(suspects, "read_environ", lambda _: ({}, ""))
+    monkeypatch.setattr(suspects, "find_workers", job.find)
+    monkeypatch.setattr(suspects, "workers_of", job.find_by_number)
+    monkeypatch.setattr(suspects, "capture_node", job.look)
     monkeypatch.setattr(module, "collect_node", job.collect)
     monkeypatch.setattr(
         module,
@@ -372,7 +375,9 @@ class TestOutcome:
 
         def overtake():
             for host in ("n0", "n1"):
-                part = join_bundle(job.folder / "hang", host, window_s=300.0)
+                part = join_bundle(
+                    job.folder / "hang", host, window_s=300.0, run="run 7"
+                )
             write_manifest(part.folder, Manifest(version="1", created=5.0))
 
         job.during_look = overtake
@@ -384,12 +389,42 @@ class TestOutcome:
 
     def test_no_folder(self, job):
         """
-        A folder that cannot be made is an error.
+        If the folder cannot be made, what the stacks tell is told.
         """
         (job.folder / "file").write_text("")
 
-        with pytest.raises(NotADirectoryError):
-            job.respond(output_dir=job.folder / "file" / "hang")
+        got = job.respond(output_dir=job.folder / "file" / "hang")
+
+        assert ("explained", None) == (got.outcome, got.bundle)
+        assert Cause.COLLECTIVE_WAIT is got.hang.cause
+        (lost,) = got.hang.data["manifest"]["skipped"]
+        assert ("snapshot", "Not a directory") == (
+            lost["what"],
+            lost["reason"],
+        )
+
+    def test_folder_vanishes(self, job):
+        """
+        Nor is anybody left in the dark if it vanishes meanwhile.
+        """
+        job.during_collect = lambda: shutil.rmtree(job.folder / "hang")
+
+        got = job.respond(WAIT)
+
+        assert "explained" == got.outcome
+        assert Cause.COLLECTIVE_WAIT is got.hang.cause
+
+    def test_another_job(self, job):
+        """
+        What was taken of another job, or of an earlier run, is not ours.
+        """
+        first = job.respond()
+        job.workers["n1"] = (worker(0, job="run 8"), worker(1, job="run 8"))
+
+        second = job.respond()
+
+        assert ["explained"] * 2 == [first.outcome, second.outcome]
+        assert ["hang", "hang.2"] == job.names()
 
 
 def run_beside(job, **options):
@@ -417,13 +452,13 @@ class TestCrew:
 
     def test_unknown_rank(self, job):
         """
-        If the rank that asks is not known as one, all are looked at.
+        If the rank that asks is not known as one, nobody else is looked at.
         """
         job.workers["n1"] = (worker(0), worker(1, job="run 8"))
 
         job.respond(inside=9)
 
-        assert [(100, 101)] == job.looks
+        assert [()] == job.looks
 
     def test_patterns(self, job):
         """
@@ -493,7 +528,9 @@ class TestNodes:
         job.workers = {"n1": (worker(0),), "n2": (worker(1),)}
 
         def join():
-            return join_bundle(job.folder / "hang", "n2", window_s=300.0)
+            return join_bundle(
+                job.folder / "hang", "n2", window_s=300.0, run="run 7"
+            )
 
         def done():
             write_stacks(job.folder / "hang" / "n2", 1)
@@ -527,12 +564,14 @@ class TestNodes:
         job.workers["n1"] = (worker(0),)
         job.at(
             5,
-            lambda: join_bundle(job.folder / "hang", "n2", window_s=300.0),
+            lambda: join_bundle(
+                job.folder / "hang", "n2", window_s=300.0, run="run 7"
+            ),
         )
 
         got = job.respond()
 
-        assert 1240.0 == job.now
+        assert 1180.0 == job.now
         assert [("n1", "ok"), ("n2", "partial")] == [
             (x.host, x.status) for x in read_manifest(got.bundle).nodes
         ]
@@ -546,7 +585,9 @@ class TestNodes:
 
         def come(number):
             host = f"n{number}"
-            part = join_bundle(job.folder / "hang", host, window_s=300.0)
+            part = join_bundle(
+                job.folder / "hang", host, window_s=300.0, run="run 7"
+            )
             write_manifest(part.folder, Manifest(version="1", created=5.0))
 
         for number in range(2, 60):
@@ -554,14 +595,14 @@ class TestNodes:
 
         job.respond()
 
-        assert 1240.0 == job.now
+        assert 1180.0 == job.now
 
     def test_taken(self, job):
         """
         Who is not first leaves it to whoever is, and does not wait.
         """
         job.workers["n2"] = (worker(1),)
-        join_bundle(job.folder / "hang", "n1", window_s=300.0)
+        join_bundle(job.folder / "hang", "n1", window_s=300.0, run="run 7")
         job.host = "n2"
 
         got = job.respond()
@@ -570,6 +611,30 @@ class TestNodes:
         assert got.hang is None
         assert (got.bundle / "n2" / "manifest.json").exists()
         assert 1000.0 == job.now
+
+    def test_first_dies(self, job):
+        """
+        If the node that began it died, another one explains it later, once.
+        """
+        job.workers["n2"] = (worker(1),)
+        join_bundle(job.folder / "hang", "n1", window_s=300.0, run="run 7")
+        job.host = "n2"
+        taken = job.respond()
+        soon = job.respond()
+        mark = taken.bundle / MARK
+        past = time.time() - 290
+        os.utime(mark, (past, past))
+
+        late = job.respond()
+        again = job.respond()
+
+        assert ["taken", "elsewhere", "explained", "elsewhere"] == [
+            got.outcome for got in (taken, soon, late, again)
+        ]
+        assert Cause.SLEEPING is late.hang.cause
+        assert [("n1", "partial"), ("n2", "ok")] == [
+            (x.host, x.status) for x in read_manifest(late.bundle).nodes
+        ]
 
     def test_late(self, job):
         """
@@ -614,7 +679,7 @@ class TestNodes:
         """
         If the first watcher was killed, the next of its node explains it.
         """
-        join_bundle(job.folder / "hang", "n1", window_s=300.0)
+        join_bundle(job.folder / "hang", "n1", window_s=300.0, run="run 7")
 
         got = job.respond()
 

@@ -27,7 +27,7 @@ from .diagnose import diagnose
 from .wanted import Wanted
 
 
-__all__ = ["Snapshot", "explain_bundle", "snapshot"]
+__all__ = ["UNKNOWN", "Snapshot", "explain_bundle", "snapshot"]
 
 
 @attrs.frozen
@@ -169,7 +169,7 @@ def explain_bundle(
         diagnosis = diagnose(folder)
     except Exception as exc:  # noqa: BLE001 what was taken is still there
         manifest = _without(manifest, "diagnosis", exc)
-        verdict = next(iter(findings), _UNKNOWN)
+        verdict = next(iter(findings), UNKNOWN)
         diagnosis = Diagnosis(verdict=verdict, findings=findings)
     else:
         manifest = _report(folder, diagnosis, manifest)
@@ -193,7 +193,7 @@ def _without(manifest: Manifest, what: str, exc: Exception) -> Manifest:
     return attrs.evolve(manifest, skipped=(*manifest.skipped, lost))
 
 
-_UNKNOWN = Finding(
+UNKNOWN = Finding(
     cause=Cause.UNKNOWN,
     ranks=(),
     summary="nothing could be taken that tells what the job does",

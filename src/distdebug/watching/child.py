@@ -123,14 +123,20 @@ def _answer(reason: HangReason, mark: str, ended: Ended) -> Response:
         raise CaptureError(msg + clean(complaint, limit=500)) from None
 
     bundle = None if data["bundle"] is None else Path(data["bundle"])
-    hang = None
-    if data["hang"] is not None and bundle is not None:
-        hang = Hang(reason=reason, folder=bundle, **data["hang"])
+    hang = None if data["hang"] is None else _hang(reason, **data["hang"])
     return Response(data["outcome"], data["summary"], bundle, hang)
 
 
 def _hang_to_json(hang: Hang) -> dict[str, Any]:
-    return {"data": hang.data, "report": hang.report}
+    return {
+        "folder": str(hang.folder),
+        "data": hang.data,
+        "report": hang.report,
+    }
+
+
+def _hang(reason: HangReason, folder: str, **options: Any) -> Hang:
+    return Hang(reason=reason, folder=Path(folder), **options)
 
 
 def _environment() -> dict[str, str]:

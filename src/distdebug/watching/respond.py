@@ -14,43 +14,51 @@ import os
 import time
 import zlib
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import attrs
 
-from ..bundle.folder import MANIFEST, Part, is_taken, join_bundle, node_name
+from ..bundle.folder import (
+    MANIFEST,
+    Part,
+    age_s,
+    is_taken,
+    join_bundle,
+    node_name,
+)
+from ..bundle.manifest import Manifest
+from ..bundle.mark import take_over
 from ..bundle.parts import count_parts, merge_manifests, read_parts
 from ..capture.attaching.lock import node_lock
-from ..capture.node import capture_node
-from ..diagnosis.collect import collect_node, version
-from ..diagnosis.snapshot import Snapshot, explain_bundle
+from ..diagnosis.collect import (
+    Collected,
+    collect_node,
+    reason_of,
+    version,
+)
+from ..diagnosis.snapshot import UNKNOWN, Snapshot, explain_bundle
 from ..diagnosis.wanted import Wanted
 from ..errors import CaptureError, NodeBusyError
-from ..findings import Cause, Finding
-from ..processes.find import find_workers
+from ..findings import Diagnosis, Finding, Missing
 from ..processes.model import Worker
-from ..processes.worker import workers_of
 from .hang import Hang, HangReason
+from .suspects import find_crew, has_others, is_fine, look_at, run_of
 
 
 __all__ = ["Order", "Response", "respond"]
 
-# How long a look may take, and how soon others may look.
-_LOOK_S = 30.0
 # Others of the job who begin so much later see the same hang.
-_WINDOW_S = 300.0
+_WINDOW_S = 400.0
 # For how long nobody may have joined before all are taken to be there, and how
 # long to wait for those that did.
 _SETTLE_S = 30.0
-_MOST_S = 240.0
+_MOST_S = 180.0
+# Whoever made the folder has explained it by then, or is dead.
+_DEAD_S = 280.0
 _BEAT_S = 1.0
-# Who does this does not hang, unless for very long.
-_SLOW = frozenset({Cause.COMPILING, Cause.CHECKPOINTING})
-# So does a long evaluation, and a loop that never ends.
-_RUNNING = frozenset({Cause.PYTHON_LOOP, Cause.NATIVE_SPIN})
 
 _logger = logging.getLogger("distdebug")
 
@@ -146,31 +154,100 @@ def respond(
 
 
 def _respond(reason: HangReason, order: Order, sleep: Sleep) -> Response:
-    folder, but, host = order.output_dir, order.but, node_name()
-    done = is_taken(folder, host, window_s=_WINDOW_S, but=but)
-    if done is not None:
+    wanted, host = order.wanted, node_name()
+    crew = find_crew(wanted.pids, wanted.patterns, order.inside)
+    site = _Site(order, host, run_of(crew, host), crew)
+    done = site.taken()
+    if done is not None and not _is_left(done, host):
         return Response("elsewhere", "this node has taken it already", done)
 
-    crew = _crew(order)
-    seen = _look(crew) if reason.kind == "no progress" else None
-    if seen is not None and _is_fine(seen, reason, order):
-        return Response("fine", seen.summary)
+    seen = look_at(crew) if reason.kind == "no progress" else ()
+    if seen and _is_fine(seen[0], reason, order):
+        return Response("fine", seen[0].summary)
 
-    part = join_bundle(folder, host, window_s=_WINDOW_S, but=but)
+    try:
+        if done is not None:
+            return _told(_explain(done, time.time()), reason, order)
+        return _take(site, reason, sleep)
+    except OSError as exc:
+        # Nothing can be kept, but somebody can be told.
+        unkept = _unkept(order, seen or look_at(crew), exc)
+        return _told(unkept, reason, order)._replace(bundle=None)
+
+
+@attrs.frozen
+class _Site:
+    """
+    Where a watcher of this node stands.
+    """
+
+    order: Order
+    host: str
+    run: str
+    crew: tuple[Worker, ...]
+
+    def taken(self) -> Path | None:
+        """
+        The snapshot in which this node has its part already.
+        """
+        return is_taken(
+            self.order.output_dir,
+            self.host,
+            run=self.run,
+            window_s=_WINDOW_S,
+            but=self.order.but,
+        )
+
+    def join(self) -> Part:
+        """
+        Take part in the snapshot of the others.
+        """
+        return join_bundle(
+            self.order.output_dir,
+            self.host,
+            run=self.run,
+            window_s=_WINDOW_S,
+            but=self.order.but,
+        )
+
+    def collect(self, folder: Path) -> Collected:
+        """
+        Take the part of this node.
+        """
+        pids = tuple(worker.pid for worker in self.crew)
+        wanted = self.order.wanted
+        wanted = attrs.evolve(wanted, pids=wanted.pids or pids or None)
+        return collect_node(
+            folder, wanted, host=self.host, is_one_of_many=True
+        )
+
+
+def _is_left(bundle: Path, host: str) -> bool:
+    """
+    Whether nobody else explains it, and it is on us.
+    """
+    if (bundle / MANIFEST).exists() or age_s(bundle) < _DEAD_S:
+        return False
+
+    return take_over(bundle, host)
+
+
+def _take(site: _Site, reason: HangReason, sleep: Sleep) -> Response:
+    part, created = site.join(), time.time()
     if part.folder is None and not part.is_first:
         summary = "another watcher of this node takes it"
         return Response("elsewhere", summary, part.bundle)
 
-    created = time.time()
-    findings = _take(part, order, crew, host)
-    if part.is_first and _has_others(crew):
+    taken = None if part.folder is None else site.collect(part.folder)
+    if part.is_first and has_others(site.crew):
         _await_others(part.bundle, sleep)
     elif not part.is_first and not (part.bundle / MANIFEST).exists():
         # Whoever made the folder explains it, when all are there.
         return Response("taken", "another node explains it", part.bundle)
 
-    snapshot = _explain(part.bundle, created, findings)
-    return _told(snapshot, reason, order)
+    known = {part.folder.name: taken} if part.folder and taken else {}
+    snapshot = _explain(part.bundle, created, known)
+    return _told(snapshot, reason, site.order)
 
 
 def _told(snapshot: Snapshot, reason: HangReason, order: Order) -> Response:
@@ -181,75 +258,18 @@ def _told(snapshot: Snapshot, reason: HangReason, order: Order) -> Response:
         data=snapshot.to_dict(),
         report=str(snapshot),
     )
-    is_fine = _is_fine(verdict, reason, order)
-    outcome: Outcome = "fine" if is_fine else "explained"
+    fine = _is_fine(verdict, reason, order)
+    outcome: Outcome = "fine" if fine else "explained"
     return Response(outcome, verdict.summary, snapshot.folder, hang)
 
 
-def _crew(order: Order) -> tuple[Worker, ...]:
-    """
-    Those to look at: of the job of the rank that asks, and of no other.
-    """
-    if order.wanted.pids:
-        return tuple(workers_of(order.wanted.pids))
-
-    found = tuple(
-        find_workers(
-            order.wanted.patterns, include_ancestors=order.inside is not None
-        )
-    )
-    mine = [worker for worker in found if worker.pid == order.inside]
-    return tuple(x for x in found if not mine or x.job == mine[0].job)
-
-
-def _pids(order: Order, crew: Iterable[Worker]) -> tuple[int, ...] | None:
-    return order.wanted.pids or tuple(worker.pid for worker in crew) or None
-
-
-def _look(crew: Iterable[Worker]) -> Finding | None:
-    pids = [worker.pid for worker in crew]
-    findings = capture_node(pids=pids, timeout_s=_LOOK_S).findings
-    return findings[0] if findings else None
-
-
 def _is_fine(seen: Finding, reason: HangReason, order: Order) -> bool:
-    """
-    Whether nothing hangs, or somebody does what just takes long.
-    """
-    if seen.cause.is_fine:
-        return True
-
-    causes = {seen.cause, seen.detail_cause}
-    patience_s = 0.0
-    if causes & _SLOW:
-        patience_s = order.patience_s
-    elif causes & _RUNNING:
-        patience_s = order.running_s
-    return max((s for _, s in reason.stalled), default=0.0) < patience_s
-
-
-def _take(
-    part: Part, order: Order, crew: Iterable[Worker], host: str
-) -> tuple[Finding, ...]:
-    """
-    Take the part of this node, unless that is there; and what stacks tell.
-    """
-    if part.folder is None:
-        return ()
-
-    wanted = attrs.evolve(order.wanted, pids=_pids(order, crew))
-    taken = collect_node(part.folder, wanted, host=host, is_one_of_many=True)
-    return taken.findings
-
-
-def _has_others(crew: Iterable[Worker]) -> bool:
-    """
-    Whether the job may have ranks on other nodes.
-    """
-    known = list(crew)
-    here = {x.rank for x in known if x.rank is not None}
-    sizes = [x.world_size for x in known if x.world_size is not None]
-    return len(here) < max(sizes, default=len(here))
+    return is_fine(
+        seen,
+        max((s for _, s in reason.stalled), default=0.0),
+        patience_s=order.patience_s,
+        running_s=order.running_s,
+    )
 
 
 def _await_others(bundle: Path, sleep: Sleep) -> None:
@@ -265,9 +285,29 @@ def _await_others(bundle: Path, sleep: Sleep) -> None:
 
 
 def _explain(
-    bundle: Path, created: float, findings: tuple[Finding, ...]
+    bundle: Path, created: float, known: Mapping[str, Collected] | None = None
 ) -> Snapshot:
-    manifest = merge_manifests(
-        read_parts(bundle), version=version(), created=created
+    known = known or {}
+    parts = read_parts(
+        bundle, known={name: taken.manifest for name, taken in known.items()}
     )
+    manifest = merge_manifests(parts, version=version(), created=created)
+    findings = tuple(f for taken in known.values() for f in taken.findings)
     return explain_bundle(bundle, manifest, findings=findings)
+
+
+def _unkept(
+    order: Order, findings: tuple[Finding, ...], exc: OSError
+) -> Snapshot:
+    """
+    What is known although the folder cannot be made, or is gone.
+    """
+    lost = Missing(
+        what="snapshot", reason=reason_of(exc), source=str(order.output_dir)
+    )
+    manifest = Manifest(
+        version=version(), created=time.time(), skipped=(lost,)
+    )
+    verdict = next(iter(findings), UNKNOWN)
+    diagnosis = Diagnosis(verdict=verdict, findings=findings, missing=(lost,))
+    return Snapshot(order.output_dir, diagnosis, manifest)
