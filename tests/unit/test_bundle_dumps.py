@@ -166,7 +166,7 @@ class TestDumps:
         def fail(*_):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(dumps_module.shutil, "copyfileobj", fail)
+        monkeypatch.setattr(dumps_module, "_copy_blocks", fail)
 
         files, missing = keep_dumps(
             tmp_path / "dumps", tmp_path / "kept", soon()
@@ -176,6 +176,73 @@ class TestDumps:
         assert {"No space left on device"} == {m.reason for m in missing}
         assert [] == names(tmp_path / "kept")
 
+    def test_growing(self, tmp_path, monkeypatch):
+        """
+        What is written meanwhile is not copied without end.
+        """
+        (tmp_path / "rank_0").write_bytes(b"a" * 8)
+        monkeypatch.setattr(dumps_module, "_BLOCK", 3)
+        with (tmp_path / "rank_0").open("rb") as file:
+            with (tmp_path / "copy").open("wb") as copy:
+                dumps_module._copy_blocks(file, copy, 5, soon())
+
+        assert 5 == (tmp_path / "copy").stat().st_size
+
+    def test_slow_disk(self, tmp_path):
+        """
+        A copy that takes too long is given up, and not left behind.
+        """
+        (tmp_path / "rank_0").write_bytes(b"a" * 8)
+
+        with pytest.raises(OSError, match="the time was over"):
+            dumps_module._copy(tmp_path / "rank_0", tmp_path / "copy", 10, 0.0)
+
+        assert ["rank_0"] == names(tmp_path)
+
+    def test_other_files(self, tmp_path):
+        """
+        What is named like a dump comes before other, later files of a rank.
+        """
+        (dump, _) = self.job(tmp_path / "dumps").values()
+        os.utime(dump, (1000, 1000))
+        (tmp_path / "dumps" / "optim_rank_0.bin").write_bytes(b"weights")
+
+        files, _ = keep_dumps(tmp_path / "dumps", tmp_path / "kept", soon())
+
+        assert [dump.name, "nccl_trace_rank_1"] == [f.name for f in files]
+
+    def test_named(self, tmp_path):
+        """
+        Where the names of dumps are known, nothing else is looked at.
+        """
+        source = tmp_path / "home"
+        (dump, _) = self.job(source).values()
+        (source / "nccl_trace_of").mkdir()
+        for name in ("ckpt", "nccl_trace_of"):
+            (source / name).mkdir(exist_ok=True)
+            (source / name / "nccl_trace_rank_0").write_bytes(b"later")
+        (source / "other_trace_rank_0").write_bytes(b"later")
+
+        files, missing = keep_dumps(
+            source, tmp_path / "kept", soon(), starts=("nccl_trace_rank_",)
+        )
+
+        assert [] == missing
+        assert [dump.name, "nccl_trace_rank_1"] == [f.name for f in files]
+        assert dump.read_bytes() == files[0].read_bytes()
+
+    def test_room(self, tmp_path):
+        """
+        Who has little room for all dumps says so.
+        """
+        self.job(tmp_path / "dumps")
+
+        files, missing = keep_dumps(
+            tmp_path / "dumps", tmp_path / "kept", soon(), most_bytes=1
+        )
+
+        assert ([], 2) == (files, len(missing))
+
     def test_became_a_pipe(self, tmp_path):
         """
         A pipe where a dump was found is not waited at.
@@ -183,7 +250,7 @@ class TestDumps:
         os.mkfifo(tmp_path / "pipe")
 
         with pytest.raises(OSError, match="not a file"):
-            dumps_module._copy(tmp_path / "pipe", tmp_path / "x", 10)
+            dumps_module._copy(tmp_path / "pipe", tmp_path / "x", 10, soon())
 
     def test_ask(self, tmp_path, monkeypatch):
         """
@@ -327,7 +394,7 @@ class TestFind:
         leave_sidecar(tmp_path / "d", 0, "n1")
         environs[1] = {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/d/other_"}
 
-        assert [tmp_path / "d"] == find_dump_dirs([1])
+        assert [tmp_path / "d"] == list(find_dump_dirs([1]))
 
     @pytest.mark.parametrize("prefix", ["d/dump_", "", "dump_"])
     def test_relative(self, environs, tmp_path, monkeypatch, prefix):
@@ -338,7 +405,7 @@ class TestFind:
         (tmp_path / "dump_0").write_bytes(b"")
         environs[1] = {"TORCH_FR_DUMP_TEMP_FILE": prefix}
 
-        assert [] == find_dump_dirs([1])
+        assert [] == list(find_dump_dirs([1]))
 
     def test_somebody_elses(self, environs, tmp_path):
         """
@@ -349,7 +416,7 @@ class TestFind:
         environs[2] = {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/no/dump_"}
         environs[3] = {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/\0/dump_"}
 
-        assert [] == find_dump_dirs([1, 2, 3])
+        assert [] == list(find_dump_dirs([1, 2, 3]))
 
     def test_folder_as_prefix(self, environs, tmp_path):
         """
@@ -360,7 +427,7 @@ class TestFind:
         environs[1] = {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/d/"}
         environs[2] = {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/e/"}
 
-        assert [tmp_path / "d"] == find_dump_dirs([1, 2])
+        assert [tmp_path / "d"] == list(find_dump_dirs([1, 2]))
 
     def test_bounds(self, environs, tmp_path, monkeypatch):
         """
@@ -370,6 +437,6 @@ class TestFind:
         (tmp_path / "dump_0").write_bytes(b"")
         environs[2] = {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/dump_"}
 
-        assert [] == find_dump_dirs([1, 2])
+        assert [] == list(find_dump_dirs([1, 2]))
         monkeypatch.setattr(dump_dirs_module, "_MOST_ENTRIES", 0)
-        assert [] == find_dump_dirs([2])
+        assert [] == list(find_dump_dirs([2]))

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from distdebug.flight_recorder.reading import walk
 from distdebug.flight_recorder.reading.files import find_files, parse_name
+from distdebug.flight_recorder.reading.walk import Search
 from distdebug.flight_recorder.sidecar import SIDECAR_SUFFIX, Sidecar
 
 
@@ -279,6 +281,86 @@ class TestFindFiles:
         (problem,) = find_files([str(tmp_path)]).problems
 
         assert "cannot be read: Permission denied" == problem.reason
+
+
+class TestSearch:
+    def test_no_time(self, tmp_path):
+        """
+        A search that takes too long ends, and says so.
+        """
+        touch(tmp_path / "rank_0")
+
+        files, _, (problem,) = find_files([str(tmp_path)], Search(0.0))
+
+        assert [] == files
+        assert "the time was over" == problem.reason
+
+    @pytest.mark.parametrize(("most", "count"), [(3, 2), (2, 1), (4, 3)])
+    def test_too_many(self, tmp_path, most, count):
+        """
+        No more is looked at than was asked for, and that is told.
+        """
+        for number in range(3):
+            touch(tmp_path / f"rank_{number}")
+
+        files, _, problems = find_files([str(tmp_path)], Search(most=most))
+
+        assert count == len(files)
+        assert (count < 3) == bool(problems)
+        assert all("too many" in problem.reason for problem in problems)
+
+    def test_starts(self, tmp_path):
+        """
+        Known names, and what side-cars are about, are all that counts.
+        """
+        for name in ("d_0", "e_rank_1", "f_rank_2", "7", "d_/d_1"):
+            touch(tmp_path / name)
+        note(tmp_path, 1, dump="e_rank_1")
+
+        def names(*starts):
+            found = find_files([str(tmp_path)], Search(starts=starts)).files
+            return {Path(file.path).name for file in found}
+
+        assert {"d_0", "e_rank_1"} == names("d_")
+        assert {"7", "e_rank_1"} == names("")
+
+    @pytest.mark.parametrize("error", [FileNotFoundError, PermissionError])
+    def test_link_vanishes(self, tmp_path, monkeypatch, error):
+        """
+        A link that cannot be followed costs nothing else.
+        """
+        touch(tmp_path / "rank_0")
+        (tmp_path / "rank_1").symlink_to("rank_0")
+
+        def fail(_):
+            raise error
+
+        monkeypatch.setattr(walk.os.path, "realpath", fail)
+
+        assert {"rank_0": (0, None)} == found(tmp_path)
+
+    def test_vanishing_entry(self):
+        """
+        An entry of which the kernel tells nothing is taken for a link.
+        """
+
+        class Entry:
+            """
+            A file on a disk that fails.
+            """
+
+            def is_symlink(self):
+                raise OSError
+
+        assert walk._is_link(Entry())
+
+    def test_no_path(self):
+        """
+        What cannot be the name of a file is a problem.
+        """
+        (problem,) = find_files(["a\0b"]).problems
+
+        assert "null byte" in problem.reason
 
 
 class TestSidecars:

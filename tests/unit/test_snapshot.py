@@ -206,11 +206,11 @@ class TestDumpDirs:
         """
         asked = []
 
-        def ask(folder, _, *, ranks):
+        def ask(folder, _, *, ranks, **_options):
             asked.append((folder.name, ranks))
             return []
 
-        def keep(source, folder, _, *, own):
+        def keep(source, folder, _, *, own, **_options):
             asked.append((folder.name, own))
             return [folder / "dump"], []
 
@@ -226,7 +226,7 @@ class TestDumpDirs:
 
         def find(found):
             pids.extend(found)
-            return [tmp_path / "a", tmp_path / "b"]
+            return {tmp_path / "a": ("x_",), tmp_path / "b": ("y_",)}
 
         monkeypatch.setattr(module, "find_dump_dirs", find)
 
@@ -248,6 +248,59 @@ class TestDumpDirs:
         snapshot(tmp_path / "hang", dump_dir=str(tmp_path / "a"))
 
         assert [("a", None), ("flight_recorder", None)] == asked
+
+    def test_not_told(self, node, asked, tmp_path, monkeypatch):
+        """
+        If the folders cannot be learned, the rest goes on.
+        """
+        monkeypatch.setattr(module, "find_dump_dirs", raises(ValueError("x")))
+
+        taken = snapshot(tmp_path / "hang")
+
+        assert [] == asked
+        assert [("folders of dumps", "ValueError: x")] == reasons(taken)
+
+    def test_many(self, node, tmp_path, monkeypatch):
+        """
+        Many folders of silent ranks share the time, and the room for dumps.
+        """
+        waits, rooms = [], []
+
+        def ask(_, seconds, **_options):
+            waits.append(seconds)
+            return []
+
+        def keep(source, folder, _, *, most_bytes, **_options):
+            rooms.append(most_bytes)
+            folder.mkdir()
+            (folder / source.name).write_bytes(b"12345")
+            return [folder / source.name], []
+
+        monkeypatch.setattr(module, "ask_ranks", ask)
+        monkeypatch.setattr(module, "keep_dumps", keep)
+        monkeypatch.setattr(
+            module,
+            "find_dump_dirs",
+            lambda _: {tmp_path / str(n): ("x",) for n in range(12)},
+        )
+
+        snapshot(tmp_path / "hang", timeout_s=5.0)
+
+        assert 0 < waits[0] < 5.0 / 12
+        assert [5 * n for n in range(12)] == [rooms[0] - x for x in rooms]
+
+    def test_no_time(self, node, asked, tmp_path, monkeypatch):
+        """
+        Folders for which no time is left are told.
+        """
+        monkeypatch.setattr(
+            module, "find_dump_dirs", lambda _: {tmp_path / "a": ("x",)}
+        )
+
+        taken = snapshot(tmp_path / "hang", timeout_s=0.0)
+
+        assert [] == asked
+        assert ("dump", "the time was over") in reasons(taken)
 
     def test_dumps_alone(self, node, asked, tmp_path):
         """

@@ -21,7 +21,7 @@ _MOST_RANKS = 256
 _MOST_ENTRIES = 100_000
 
 
-def find_dump_dirs(pids: Iterable[int]) -> list[Path]:
+def find_dump_dirs(pids: Iterable[int]) -> dict[Path, tuple[str, ...]]:
     """
     Find out from ranks where they put their dumps.
 
@@ -39,9 +39,11 @@ def find_dump_dirs(pids: Iterable[int]) -> list[Path]:
             folder, name = os.path.split(prefix)
             if Path(folder).is_absolute():
                 named.setdefault(Path(folder), set()).add(name)
-    return [
-        folder for folder, names in named.items() if _is_used(folder, names)
-    ]
+    return {
+        folder: tuple(sorted(names))
+        for folder, names in named.items()
+        if _is_used(folder, names)
+    }
 
 
 def _prefixes(environ: Mapping[str, str]) -> Iterator[str]:

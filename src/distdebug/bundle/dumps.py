@@ -5,24 +5,31 @@ What did the ranks of this node record last?
 from __future__ import annotations
 
 import os
-import shutil
+import re
 import socket
 import stat
 import time
 
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
+from typing import IO
 
 from ..findings import Missing
 from ..flight_recorder.reading.files import DumpFile, Found, find_files
+from ..flight_recorder.reading.walk import Search
 from ..flight_recorder.request import DumpRequest, request_dumps
 from ..flight_recorder.sidecar import Sidecar
 
 
-__all__ = ["ask_ranks", "keep_dumps"]
+__all__ = ["MOST_BYTES", "ask_ranks", "keep_dumps"]
 
-_MOST_BYTES = 1 << 30
+# Of all dumps of a node.
+MOST_BYTES = 1 << 30
 _ONE_MOST_BYTES = 1 << 28
+_MOST_FILES = 200_000
+_BLOCK = 1 << 20
+# Other files of ranks lie in folders too, such as checkpoints.
+_LIKELY = re.compile("nccl|rccl|xccl|gloo|trace|flight|dump", re.IGNORECASE)
 # Times of files are kept less precisely than the clock's.
 _TICK_S = 0.1
 _PAUSE_S = 0.25
@@ -33,6 +40,7 @@ def ask_ranks(
     timeout_s: float,
     *,
     ranks: Collection[int] | None = None,
+    starts: tuple[str, ...] | None = None,
 ) -> list[Missing]:
     """
     Ask the ranks of this node for dumps.
@@ -44,6 +52,9 @@ def ask_ranks(
 
         ranks: Whom to ask; by default everybody who has a pipe there.
 
+        starts: What the names of dumps start with, if that is known; see
+            :class:`~distdebug.flight_recorder.reading.walk.Search`.
+
     Returns:
         Who gave none, and why.
     """
@@ -53,7 +64,8 @@ def ask_ranks(
         reason = "nobody could be asked for dumps: there are no pipes"
         return [Missing(what="dump", reason=reason, source=str(dump_dir))]
 
-    late = _await_files(rows, dump_dir, asked, deadline)
+    search = Search(deadline, _MOST_FILES, starts)
+    late = _await_files(rows, dump_dir, asked, search)
     return [
         Missing(
             what="fresh dump",
@@ -70,7 +82,7 @@ def _await_files(
     rows: Iterable[DumpRequest],
     dump_dir: str | os.PathLike[str],
     asked: float,
-    deadline: float,
+    search: Search,
 ) -> set[DumpRequest]:
     """
     Who was asked through a pipe of torch, and wrote nothing in time?
@@ -79,23 +91,28 @@ def _await_files(
     """
     late = {row for row in rows if row.status == "asked"}
     while late:
-        files = find_files([os.fspath(dump_dir)]).files
+        begun = time.monotonic()
+        files = find_files([os.fspath(dump_dir)], search).files
         fresh = {f.rank for f in files if f.modified >= asked - _TICK_S}
         late = {row for row in late if row.rank not in fresh}
-        left = deadline - time.monotonic()
-        if left <= 0:
+        now = time.monotonic()
+        if now >= search.deadline:
             break
         if late:
-            time.sleep(min(_PAUSE_S, left))
+            # A large folder is not looked at all the time.
+            pause_s = max(_PAUSE_S, now - begun)
+            time.sleep(min(pause_s, search.deadline - now))
     return late
 
 
-def keep_dumps(
+def keep_dumps(  # noqa: PLR0913 each can be left out
     dump_dir: str | os.PathLike[str],
     folder: Path,
     deadline: float,
     *,
     own: Collection[int] | None = None,
+    starts: tuple[str, ...] | None = None,
+    most_bytes: int = MOST_BYTES,
 ) -> tuple[list[Path], list[Missing]]:
     """
     Copy the newest dump and side-car of each rank.
@@ -113,25 +130,33 @@ def keep_dumps(
         own: The ranks that are alive on this node, if others share the
             folder: what is known to be of another node is left to it.
 
+        starts: What the names of dumps start with, if that is known.
+
+        most_bytes: How much to keep, at most.
+
     Returns:
-        What was written, with the times of the originals, at most 1 GiB and
-        half of what the disk has left; and what was not, and why.
+        What was written, with the times of the originals, and at most half of what the disk has left; and what was not, and why.
     """
     root = Path(dump_dir)
-    found = find_files([str(root)])
+    # Copying takes time too.
+    now = time.monotonic()
+    search_ends = min(deadline, now + max(deadline - now, 0.0) / 2)
+    search = Search(search_ends, _MOST_FILES, starts)
+    found = find_files([str(root)], search)
     if own is not None:
         found = _of_this_node(found, own)
     files: list[Path] = []
     missing = list(found.problems)
     # The job may need the rest of the disk.
-    left = min(_MOST_BYTES, _free_bytes(folder.parent) // 2)
+    left = min(most_bytes, _free_bytes(folder.parent) // 2)
     for rank, source in _newest(found):
         try:
             if time.monotonic() > deadline:
                 _refuse("the time was over")
             path = folder / source.relative_to(root)
             path.parent.mkdir(parents=True, exist_ok=True)
-            left -= _copy(source, path, min(left, _ONE_MOST_BYTES))
+            most = min(left, _ONE_MOST_BYTES)
+            left -= _copy(source, path, most, deadline)
         except OSError as exc:
             reason = exc.strerror or str(exc)
             missing.append(
@@ -175,7 +200,7 @@ def _newest(found: Found) -> Iterator[tuple[int, Path]]:
 
 def _last_by_rank(files: Iterable[DumpFile]) -> dict[int, DumpFile]:
     last: dict[int, DumpFile] = {}
-    for file in sorted(files, key=lambda f: f.modified):
+    for file in sorted(files, key=lambda f: (_is_likely(f), f.modified)):
         # Configurations and notes are not ours to take.
         is_dump = file.name.is_dump_like or file.sidecar
         if is_dump and file.rank is not None:
@@ -183,7 +208,12 @@ def _last_by_rank(files: Iterable[DumpFile]) -> dict[int, DumpFile]:
     return dict(sorted(last.items()))
 
 
-def _copy(source: Path, path: Path, most: int) -> int:
+def _is_likely(file: DumpFile) -> bool:
+    name = Path(file.path).name
+    return file.sidecar is not None or bool(_LIKELY.search(name))
+
+
+def _copy(source: Path, path: Path, most: int, deadline: float) -> int:
     """
     Copy a file, and give its size.
     """
@@ -197,7 +227,7 @@ def _copy(source: Path, path: Path, most: int) -> int:
             _refuse("it is too large for the space that is left")
         try:
             with temporary.open("xb") as copy:
-                shutil.copyfileobj(file, copy)
+                _copy_blocks(file, copy, status.st_size, deadline)
             temporary.chmod(0o600)
             os.utime(temporary, ns=(status.st_atime_ns, status.st_mtime_ns))
             temporary.replace(path)
@@ -206,6 +236,20 @@ def _copy(source: Path, path: Path, most: int) -> int:
             raise
 
     return status.st_size
+
+
+def _copy_blocks(
+    file: IO[bytes], copy: IO[bytes], size: int, deadline: float
+) -> None:
+    """
+    Copy what was there when it was looked at; it may still grow.
+    """
+    left = size
+    while left > 0 and (block := file.read(min(left, _BLOCK))):
+        if time.monotonic() > deadline:
+            _refuse("the time was over")
+        copy.write(block)
+        left -= len(block)
 
 
 def _free_bytes(folder: Path) -> int:

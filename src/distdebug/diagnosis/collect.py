@@ -20,7 +20,7 @@ import attrs
 from .._text import clean
 from ..bundle.debug_server.keep import keep_debug_server
 from ..bundle.dump_dirs import find_dump_dirs
-from ..bundle.dumps import ask_ranks, keep_dumps
+from ..bundle.dumps import MOST_BYTES, ask_ranks, keep_dumps
 from ..bundle.logs import keep_tails
 from ..bundle.manifest import (
     Manifest,
@@ -87,6 +87,8 @@ class _Taking:
     workers: tuple[Worker, ...] = ()
     is_seen: bool = False
     findings: tuple[Finding, ...] = ()
+    # How much of dumps may still be kept.
+    room: int = MOST_BYTES
 
     @property
     def left_s(self) -> float:
@@ -243,33 +245,78 @@ def _take_dumps(
     That is after the looks: who has waited all the time is stuck, and not
     merely early.
     """
-    dump_dirs = (
-        find_dump_dirs(taking.pids)
-        if wanted.dump_dir is None
-        else [wanted.dump_dir]
-    )
+    dump_dirs: dict[Path, tuple[str, ...] | None] = {}
+    if wanted.dump_dir is None:
+        taking.take("folders of dumps", lambda: _told(taking, dump_dirs))
+    else:
+        dump_dirs[wanted.dump_dir] = None
     ranks = {x.rank for x in taking.workers if x.rank is not None}
     own = ranks if is_one_of_many else None
-    for number, dump_dir in enumerate(dump_dirs, 1):
+    for number, (dump_dir, starts) in enumerate(dump_dirs.items(), 1):
+        if not taking.left_s:
+            lost = "the time was over"
+            taking.missing.append(
+                Missing(what="dump", reason=lost, source=str(dump_dir))
+            )
+            continue
         name = (
             "flight_recorder" if number == 1 else f"flight_recorder.{number}"
         )
-        _take_dump_dir(taking, dump_dir, taking.folder / name, own)
+        # Each may be silent, and the dumps are still to be copied.
+        seconds = taking.left_s / (len(dump_dirs) - number + 2)
+        place = _Place(dump_dir, starts, taking.folder / name, own)
+        _take_dump_dir(taking, place, min(_ANSWER_S, seconds))
 
 
-def _take_dump_dir(
-    taking: _Taking, dump_dir: Path, folder: Path, own: set[int] | None
-) -> None:
-    seconds = min(_ANSWER_S, max(taking.left_s / 2, 1.0))
+@attrs.frozen
+class _Place:
+    """
+    Where dumps are, which they are, and where they go to.
+    """
+
+    dump_dir: Path
+    starts: tuple[str, ...] | None
+    folder: Path
+    own: set[int] | None
+
+
+def _told(
+    taking: _Taking, dump_dirs: dict[Path, tuple[str, ...] | None]
+) -> tuple[Iterable[Path], Iterable[Missing]]:
+    dump_dirs.update(find_dump_dirs(taking.pids))
+    return (), ()
+
+
+def _take_dump_dir(taking: _Taking, place: _Place, seconds: float) -> None:
     taking.take(
         "asking for dumps",
-        lambda: ((), ask_ranks(dump_dir, seconds, ranks=own)),
+        lambda: (
+            (),
+            ask_ranks(
+                place.dump_dir, seconds, ranks=place.own, starts=place.starts
+            ),
+        ),
     )
     kept = taking.take(
         "dumps",
-        lambda: keep_dumps(dump_dir, folder, taking.deadline, own=own),
+        lambda: keep_dumps(
+            place.dump_dir,
+            place.folder,
+            taking.deadline,
+            own=place.own,
+            starts=place.starts,
+            most_bytes=taking.room,
+        ),
     )
+    taking.room -= sum(map(_size, taking.files[len(taking.files) - kept :]))
     taking.is_seen = taking.is_seen or kept > 0
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _ask_server(taking: _Taking, address: str) -> None:

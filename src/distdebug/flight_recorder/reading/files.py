@@ -7,21 +7,18 @@ has to.  Folders hold other files, too: those are left alone.
 
 from __future__ import annotations
 
-import os
 import re
-import stat
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
 from ...findings import Missing
 from ..sidecar import MOST_RANKS, SIDECAR_SUFFIX, Sidecar, read_sidecar
+from .walk import Search, walk
 
 
 __all__ = ["DumpFile", "FileName", "Found", "find_files", "parse_name"]
-
-_DEPTH_LIMIT = 32
 
 _SUFFIXES = {
     *(".bin", ".dat", ".dump", ".fr", ".gz"),
@@ -42,10 +39,6 @@ _FOREIGN = {
 # thousands would take minutes.
 _STACKS = re.compile(
     r"(?:pyspy|cudagdb)_.+_[0-9]+\.(?:json|txt)|workers\.json"
-)
-
-_UNFINISHED = re.compile(
-    r"^\.|\.(?:tmp|temp|part|partial|swp)\b|~$", re.IGNORECASE
 )
 
 _RANK = re.compile(
@@ -124,13 +117,18 @@ class Found(NamedTuple):
     problems: list[Missing]
 
 
-def find_files(paths: Iterable[str]) -> Found:
+_EVERYTHING = Search()
+
+
+def find_files(paths: Iterable[str], search: Search = _EVERYTHING) -> Found:
     """
     Find what may be dumps, and the side-cars.
 
     Args:
         paths: Folders, which are searched with all that is in them, and
             files.
+
+        search: How far to look; what is left out is told as a problem.
 
     Returns:
         The files by their paths.  Links to a file that is listed already are
@@ -140,7 +138,9 @@ def find_files(paths: Iterable[str]) -> Found:
     seen: set[tuple[int, int]] = set()
     listed: list[tuple[str, str, float]] = []
     for path in paths:
-        listed += [(path, *place) for place in _walk(path, seen, problems)]
+        listed += [
+            (path, *place) for place in walk(path, seen, problems, search)
+        ]
 
     sidecars: dict[str, Sidecar] = {}
     rest = []
@@ -200,64 +200,6 @@ def parse_name(path: str) -> FileName:
         host=host if re.search(r"[a-z]", host, re.IGNORECASE) else "",
         family=re.sub(r"[0-9]+", "#", stem),
         is_dump_like=not is_foreign and bool(named or _WORDS.search(stem)),
-    )
-
-
-def _walk(
-    path: str, seen: set[tuple[int, int]], problems: list[Missing]
-) -> Iterator[tuple[str, float]]:
-    """
-    List regular files, each once, with the time of their last change.
-    """
-    # Links come last, so that they are what is left out.
-    links: list[tuple[str, int]] = []
-    todo = [(path, 0)]
-    while todo or links:
-        place, depth = todo.pop() if todo else links.pop()
-        try:
-            status = Path(place).stat()
-        except OSError as exc:
-            if place == path:
-                problems.append(_unreadable(place, exc))
-            continue
-
-        key = (status.st_dev, status.st_ino)
-        if key in seen:
-            continue
-
-        seen.add(key)
-        if stat.S_ISREG(status.st_mode):
-            yield place, status.st_mtime
-        elif stat.S_ISDIR(status.st_mode) and depth < _DEPTH_LIMIT:
-            for entry in _listed(place, problems):
-                if not entry.is_symlink():
-                    todo.append((entry.path, depth + 1))
-                elif not _leads_out(entry.path, path):
-                    links.append((entry.path, depth + 1))
-
-
-def _leads_out(link: str, root: str) -> bool:
-    """
-    Whether a link leads to a folder around *root*, perhaps to all there is.
-    """
-    target = os.path.realpath(link)
-    return os.path.commonpath([target, os.path.realpath(root)]) == target
-
-
-def _listed(folder: str, problems: list[Missing]) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return [e for e in entries if not _UNFINISHED.search(e.name)]
-    except OSError as exc:
-        problems.append(_unreadable(folder, exc))
-        return []
-
-
-def _unreadable(path: str, exc: OSError) -> Missing:
-    return Missing(
-        what="dump",
-        reason=f"cannot be read: {exc.strerror or exc}",
-        source=path,
     )
 
 
