@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from distdebug.__main__ import main
 from distdebug.findings import Cause
+from distdebug.processes import find as find_room
 from distdebug.watching import hooks as hook_room
 from distdebug.watching import respond as respond_room
 from distdebug.watching import watch as room
@@ -248,6 +250,126 @@ class TestWhen:
 
         assert 2 == main(["watch"])
         assert "nothing was watched" in capsys.readouterr().err
+
+    def test_no_such_process(self, capsys):
+        """
+        A process that is not there is not waited for.
+        """
+        assert 2 == main(["watch", "--pid", "4194303"])
+
+        err = capsys.readouterr().err
+        assert "no such process: 4194303" in err
+        assert "nothing was watched: no such process" in err
+
+    def test_one_is_there(self, watched, capsys):
+        """
+        Of several, those are named that are not there.
+        """
+        us = str(os.getpid())
+
+        main(["watch", "--pid", us, "--pid", "4194303"])
+
+        err = capsys.readouterr().err
+        assert "no such process: 4194303" in err
+        assert f"no such process: {us}" not in err
+
+    def test_no_floor(self, watched):
+        """
+        A floor that everything is above is refused.
+        """
+        assert 2 == main(["watch", "--floor", "1e-9"])
+        assert watched.how is None
+
+
+class TestTold:
+    @pytest.fixture(name="tell")
+    def _tell(self, watched, monkeypatch):
+        """
+        Tells whom it watches.
+        """
+        watched.calls = 0
+        main(["watch", "--floor", "30"])
+
+        def tell(pids, workers):
+            def find(**_):
+                if workers is None:
+                    raise OSError
+                return workers
+
+            monkeypatch.setattr(find_room, "find_workers", find)
+            watched.how["tell"](pids)
+
+        return tell
+
+    @pytest.mark.parametrize(
+        ("pids", "ranks", "expected"),
+        [
+            ((), (), "nobody is there to be watched"),
+            ((7,), None, "watching 1 process: 7;"),
+            (range(9), (), "watching 9 processes: 0, 1, 2, 3, 4, 5, 6, 7, …;"),
+            (
+                (7, 8),
+                ((7, 0, "torchrun"), (8, 1, "pattern"), (9, 2, "ray")),
+                "ranks 0-1 of torchrun; no progress for 30 s counts",
+            ),
+            ((7,), ((7, 3, "pattern"),), "watching 1 process: rank 3;"),
+        ],
+    )
+    def test_whom(self, tell, capsys, pids, ranks, expected):
+        """
+        Whom it watches is one line.
+        """
+        workers = None
+        if ranks is not None:
+            workers = [
+                SimpleNamespace(pid=pid, rank=rank, framework=framework)
+                for pid, rank, framework in ranks
+            ]
+
+        tell(pids, workers)
+
+        assert expected in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("calls", "expected"),
+        [
+            (0, "nothing was wrong"),
+            (1, "something was wrong once"),
+            (2, "something was wrong 2 times"),
+        ],
+    )
+    def test_end(self, watched, capsys, calls, expected):
+        """
+        At the end it says how it was.
+        """
+        watched.calls = calls
+        watched.responses *= 2
+
+        main(["watch"])
+
+        assert f"have ended: {expected}" in capsys.readouterr().err
+
+    def test_not_looked_at(self, watched, monkeypatch, capsys):
+        """
+        Who could look at nothing does not say that all was well.
+        """
+
+        def fail(*_):
+            raise OSError
+
+        monkeypatch.setattr(respond_room, "respond", fail)
+
+        assert 2 == main(["watch"])
+        assert "nobody could look" in capsys.readouterr().err
+
+    def test_other_ending(self, watched, capsys):
+        """
+        Who stops before the processes end does not say how they ended.
+        """
+        watched.ending, watched.calls = "waited", 0
+
+        assert 0 == main(["watch"])
+        assert "have ended" not in capsys.readouterr().err
 
 
 class TestSense:

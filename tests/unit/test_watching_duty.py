@@ -5,15 +5,17 @@ What does a watcher do with what was found, and when does it ask again?
 from __future__ import annotations
 
 import logging
+import threading
 
 from pathlib import Path
 
 import pytest
 
+from distdebug._in_time import in_time
 from distdebug.diagnosis.wanted import Wanted
 from distdebug.errors import HookError
 from distdebug.findings import Cause
-from distdebug.watching.duty import Duty, as_hooks
+from distdebug.watching.duty import Duty
 from distdebug.watching.hang import Hang, HangReason, NotYet
 from distdebug.watching.respond import Order, Response
 
@@ -40,7 +42,7 @@ class Watcher:
     A duty, with what it was answered, and whom it told.
     """
 
-    def __init__(self, *answers, hooks=()):
+    def __init__(self, *answers, hooks=(), patience_s=None):
         self.answers = list(answers)
         self.orders, self.told, self.shown = [], [], []
         self.duty = Duty(
@@ -48,6 +50,7 @@ class Watcher:
             self.look,
             hooks or (self.told.append,),
             self.shown.append,
+            patience_s,
         )
 
     def look(self, reason, order):
@@ -114,7 +117,7 @@ class TestDuty:
 
         assert answer == watcher.duty(REASON)
         assert [] == watcher.told == watcher.shown
-        assert "rank 3 and 1 more did not move" in caplog.text
+        assert "no progress for 65 s (rank 3 and 1 more)" in caplog.text
         assert "it compiles" in caplog.text
 
     def test_no_stall(self):
@@ -185,16 +188,71 @@ class TestDuty:
         assert str(error) in caplog.text
         assert has_trace == ("Traceback" in caplog.text)
 
+    def test_hooks_first(self):
+        """
+        Who is called does not wait for a log that nobody reads.
+        """
+        calls = []
+        watcher = Watcher(
+            Response("explained", "x", FOLDER, hang()),
+            hooks=(lambda _: calls.append("hook"),),
+        )
+        watcher.duty.tell = lambda _: calls.append("tell")
 
-@pytest.mark.parametrize(
-    ("given", "count"),
-    [(None, 0), (print, 1), ([print, len], 2), (iter([print]), 1)],
-)
-def test_hooks(given, count):
-    """
-    One hook will do, or several, or none.
-    """
-    assert count == len(as_hooks(given))
+        watcher.duty(REASON)
+
+        assert ["hook", "tell"] == calls
+
+    @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+    def test_hook_exits(self, caplog, error):
+        """
+        A hook that wants to exit does not end the watch of a rank.
+        """
+
+        def leave(_):
+            raise error
+
+        told = []
+        watcher = Watcher(
+            Response("explained", "x", FOLDER, hang()),
+            hooks=(leave, told.append),
+        )
+
+        in_time(lambda: watcher.duty(REASON), 30)
+
+        assert 1 == len(told)
+        assert "a hook failed" in caplog.text
+
+    def test_interrupted(self):
+        """
+        Ctrl-C ends a side-car, also while it calls somebody.
+        """
+
+        def interrupt(_):
+            raise KeyboardInterrupt
+
+        watcher = Watcher(
+            Response("explained", "x", FOLDER, hang()), hooks=(interrupt,)
+        )
+
+        with pytest.raises(KeyboardInterrupt):
+            watcher.duty(REASON)
+
+    def test_hook_hangs(self, caplog):
+        """
+        A hook that does not end is left behind.
+        """
+        end, told = threading.Event(), []
+        watcher = Watcher(
+            Response("explained", "x", FOLDER, hang()),
+            hooks=(lambda _: end.wait(30), told.append),
+            patience_s=0.2,
+        )
+
+        assert watcher.duty(REASON) is None
+        end.set()
+        assert 1 == len(told)
+        assert "did not end in time" in caplog.text
 
 
 class TestHang:
@@ -213,12 +271,29 @@ class TestHang:
 
     def test_line(self):
         """
-        It is one line for a log, safe to print.
+        It says why it was looked at, what was found, and what to do next,
+        safe to print.
         """
         assert (
-            "rank 3 and 1 more did not move for 65 s: rank 3 sleeps here "
-            f"({FOLDER})"
+            "no progress for 65 s (rank 3 and 1 more): rank 3 sleeps here\n"
+            "  cause: sleeping\n"
+            f"  see {FOLDER}/REPORT.txt"
         ) == str(hang())
+
+    def test_remedy(self):
+        """
+        How sure it is and what helps is told where it is known.
+        """
+        found = hang()
+        found.data["verdict"].update(
+            confidence="likely", remedy="wake\nit \x1b[31mup"
+        )
+
+        assert [
+            "  cause: sleeping (likely)",
+            "  next: wake it up",
+            f"  see {FOLDER}/REPORT.txt",
+        ] == str(found).splitlines()[1:]
 
     @pytest.mark.parametrize(
         ("cause", "told"),

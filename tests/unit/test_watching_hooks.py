@@ -99,6 +99,60 @@ class TestCommand:
 
         assert got.exists()
 
+    @pytest.mark.parametrize(
+        "command",
+        [
+            "echo hang | wall",
+            "echo hang > /tmp/x",
+            "echo hang >>/tmp/x",
+            "wall < x",
+            "echo a; echo b",
+            "sleep 9 &",
+            "true && true",
+            "false || true",
+            "scancel $SLURM_JOB_ID",
+            'scancel "${SLURM_JOB_ID}"',
+            "echo $(date)",
+            "echo `date`",
+        ],
+    )
+    def test_needs_a_shell(self, command):
+        """
+        What only a shell understands is refused, and not passed on as a word.
+        """
+        with pytest.raises(ConfigError, match="not run by a shell") as caught:
+            command_hook(command)
+
+        assert "sh -c" in caught.value.remedy
+
+    @pytest.mark.parametrize(
+        "command",
+        [
+            "sh -c 'echo $HOME | wall > x; y &'",
+            'echo "a | b; c && d > e"',
+            r"echo a\|b \$HOME",
+            r'echo "\$HOME costs 5 $"',
+            ["echo", "$HOME", "|"],
+        ],
+    )
+    def test_needs_no_shell(self, command):
+        """
+        What is quoted stands for itself, and so does each word of a list.
+        """
+        assert callable(command_hook(command))
+
+    @pytest.mark.parametrize(
+        "timeout_s", [0, -1, "x", None, float("nan"), float("inf"), 1e308]
+    )
+    def test_time(self, timeout_s, tmp_path):
+        """
+        A time that makes no sense is told at once.
+        """
+        with pytest.raises(ConfigError, match="timeout_s"):
+            command_hook("true", timeout_s=timeout_s)
+        with pytest.raises(ConfigError, match="timeout_s"):
+            webhook_hook(tmp_path, timeout_s=timeout_s)
+
     def test_does_not_read(self, hang):
         """
         A command need not read what it is told, however much it is.
@@ -196,7 +250,7 @@ class TestCommand:
         """
         A hook needs time.
         """
-        with pytest.raises(ConfigError, match="timeout_s > 0"):
+        with pytest.raises(ConfigError, match="timeout_s"):
             command_hook(["true"], timeout_s=seconds)
 
 
@@ -560,7 +614,7 @@ class TestAddress:
         """
         A hook needs time.
         """
-        with pytest.raises(ConfigError, match="timeout_s > 0"):
+        with pytest.raises(ConfigError, match="timeout_s"):
             webhook_hook(file, timeout_s=0)
 
     def test_mark_of_order(self, file):

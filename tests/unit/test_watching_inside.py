@@ -10,7 +10,9 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -26,6 +28,7 @@ from distdebug.flight_recorder.recording.current import (
 )
 from distdebug.flight_recorder.recording.plan import plan_flight_recorder
 from distdebug.watching import inside as module
+from distdebug.watching import log as log_room
 from distdebug.watching.config import HangDebugConfig
 from distdebug.watching.hang import Hang
 from distdebug.watching.inside import watch
@@ -36,7 +39,7 @@ from distdebug.watching.senses import sources
 NAME = "distdebug watch"
 FOLDER = Path("/shared/hang")
 PATIENCE_S = 30
-QUICK = {"floor_s": 0.02, "start_s": 0.02, "poll_s": 0.005}
+QUICK = {"floor_s": 0.1, "start_s": 0.1, "poll_s": 0.05}
 
 
 class Rank:
@@ -141,21 +144,22 @@ class Told:
 class TestWatch:
     def test_hang(self, rank, caplog):
         """
-        A stall is looked at once, and told once, on the thread of the watch.
+        A stall is looked at once, and told once, not on the main thread.
         """
         told = Told()
 
         with watch(on_hang=told, **QUICK) as watching:
             told.wait()
-            rank.wait_for_looks(20)
+            rank.wait_for_looks(5)
 
         ((reason, order),) = rank.asked
         assert {(os.getpid(),)} == rank.pids
         assert ("no progress", (os.getpid(),)) == (reason.kind, reason.pids)
         assert os.getpid() == order.inside
-        assert [NAME] == told.threads
+        assert ["distdebug"] == told.threads
         assert tuple(told.hangs) == watching.hangs
-        assert "rank 3 sleeps (/shared/hang)" in caplog.text
+        assert "distdebug: no progress for 0 s: rank 3 sleeps" in caplog.text
+        assert "  see /shared/hang/REPORT.txt" in caplog.text
 
     def test_moves(self, rank):
         """
@@ -163,8 +167,8 @@ class TestWatch:
         """
         rank.moves = True
 
-        with watch(floor_s=20.0, start_s=20.0, poll_s=0.001) as watching:
-            rank.wait_for_looks(50)
+        with watch(floor_s=20.0, start_s=20.0, poll_s=0.05) as watching:
+            rank.wait_for_looks(5)
 
         assert [] == rank.asked
         assert () == watching.hangs
@@ -209,7 +213,7 @@ class TestWatch:
         config = HangDebugConfig(enabled=True, wait_seconds=0.01)
 
         with watch(
-            config, log_dir=tmp_path, on_hang=told, poll_s=0.005
+            config, log_dir=tmp_path, on_hang=told, poll_s=0.05
         ) as watching:
             told.wait()
 
@@ -245,6 +249,18 @@ class TestWatch:
 
         assert "the watch has ended" in caplog.text
 
+    def test_closed_before(self, rank):
+        """
+        Who is closed starts no child any more.
+        """
+        watching = watch(floor_s=20.0)
+        watching.close()
+
+        with pytest.raises(CaptureError, match="closed"):
+            watching._look(None, None)
+
+        assert [] == rank.asked
+
     @pytest.mark.parametrize(
         "options",
         [
@@ -253,16 +269,146 @@ class TestWatch:
             {"start_s": -1},
             {"poll_s": 0},
             {"poll_s": float("nan")},
+            {"poll_s": 1e308},
+            {"timeout_s": float("inf")},
+            {"timeout_s": -5},
+            {"timeout_s": None},
+            {"timeout_s": "x"},
+            {"sense": 5},
+            {"on_hang": 5},
+            {"on_hang": [1]},
+            {"on_hang": "scancel"},
+            {"output_dir": ""},
+            {"output_dir": "a\0b"},
+            {"output_dir": b"a"},
+            {"log_dir": 5},
+            {"dump_dir": 5},
+            {"logs": [5]},
+            {"progress_files": 5},
+            {"config": 5},
+            {"config": {"enabled": 5}},
+            {"config": "/no/such/file"},
         ],
     )
     def test_mistake(self, rank, options):
         """
-        A number that makes no sense is told at once, and nothing starts.
+        What makes no sense is told at once, and nothing starts.
         """
         with pytest.raises(ConfigError):
             watch(**options)
 
         assert [] == threads()
+
+
+class TestBlocked:
+    """
+    Whatever blocks for ever, the watch goes on, and the process ends.
+    """
+
+    @pytest.fixture(autouse=True)
+    def short(self, monkeypatch):
+        """
+        Nobody is waited for as long as in earnest.
+        """
+        monkeypatch.setattr(module, "_HOOK_S", 0.2)
+        monkeypatch.setattr(log_room, "_PATIENCE_S", 0.2)
+
+    @pytest.fixture(name="end")
+    def _end(self):
+        """
+        Set when the test is over.
+        """
+        end = threading.Event()
+        yield end
+        end.set()
+
+    def test_hook(self, rank, end):
+        """
+        A hook that blocks keeps neither the others nor the watch.
+        """
+        told = Told()
+
+        with watch(on_hang=[lambda _: end.wait(30), told], **QUICK):
+            told.wait()
+            rank.wait_for_looks(3)
+
+    def test_close(self, rank, end, monkeypatch):
+        """
+        Who closes a watch waits 2 s for a hook, and not longer.
+        """
+        monkeypatch.setattr(module, "_HOOK_S", 30)
+        begun = threading.Event()
+
+        def block(_):
+            begun.set()
+            end.wait(30)
+
+        watching = watch(on_hang=block, **QUICK)
+        begun.wait(PATIENCE_S)
+        (thread,) = threads()
+
+        before = time.monotonic()
+        watching.close()
+
+        assert 5 > time.monotonic() - before
+        assert thread.is_alive()
+        end.set()
+        thread.join(PATIENCE_S)
+
+    def test_sense(self, rank, end, monkeypatch):
+        """
+        What takes a lock that the job holds is not waited for.
+        """
+        monkeypatch.setattr(
+            module, "InTime", partial(sources.InTime, patience_s=0.01)
+        )
+        told = Told()
+
+        def block():
+            end.wait(30)
+
+        with watch(sense=block, on_hang=told, **QUICK):
+            told.wait()
+            rank.wait_for_looks(3)
+            end.set()
+
+    def test_log(self, rank, end):
+        """
+        A log that nobody reads costs no hook, and not the watch.
+        """
+
+        class Pipe(logging.Handler):
+            def emit(self, record):
+                end.wait(30)
+
+        told, pipe = Told(), Pipe()
+        logger = logging.getLogger("distdebug")
+        logger.addHandler(pipe)
+
+        try:
+            with watch(on_hang=told, **QUICK) as watching:
+                told.wait()
+                rank.wait_for_looks(3)
+        finally:
+            end.set()
+            logger.removeHandler(pipe)
+
+        assert 1 == len(watching.hangs)
+
+    def test_closed_log(self, rank, monkeypatch):
+        """
+        A log that is closed costs no hook, and not the watch.
+        """
+
+        def fail(*_, **__):
+            raise ValueError
+
+        monkeypatch.setattr(logging.Logger, "callHandlers", fail)
+        told = Told(ValueError("a bug"))
+
+        with watch(on_hang=told, **QUICK):
+            told.wait()
+            rank.wait_for_looks(3)
 
 
 class TestOrder:
@@ -298,6 +444,59 @@ class TestOrder:
             order.wanted.dump_dir,
         )
 
+    def test_chdir(self, rank, tmp_path, monkeypatch):
+        """
+        One path need not be in a list, and is that of now.
+        """
+        monkeypatch.chdir(tmp_path)
+
+        order = self.order(logs="train.log", dump_dir=Path("d"))
+
+        assert (tmp_path / "train.log",) == order.wanted.logs
+        assert tmp_path / "d" == order.wanted.dump_dir
+
+    def test_gone(self, rank, tmp_path, monkeypatch):
+        """
+        Where the folder that the job is in is gone, whole paths are wanted.
+        """
+        folder = tmp_path / "gone"
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        folder.rmdir()
+
+        with pytest.raises(ConfigError, match="nowhere") as caught:
+            self.order()
+
+        assert "give a whole path" == caught.value.remedy
+        assert (
+            Path("/a") == self.order(log_dir="/b", output_dir="/a").output_dir
+        )
+
+    def test_section(self, rank, tmp_path):
+        """
+        The section of a job file will do, or its path.
+        """
+        section = {"enabled": False, "output_dir": "/x"}
+        job = tmp_path / "job.yaml"
+        job.write_text("debug: {output_dir: /y}")
+
+        with watch(section) as watching:
+            first = watching._duty.order.output_dir
+        pytest.importorskip("yaml")
+        with watch(job) as watching:
+            second = watching._duty.order.output_dir
+
+        assert (Path("/x"), Path("/y")) == (first, second)
+
+    def test_command(self, rank):
+        """
+        Who gives the text of a command is told how to run one.
+        """
+        with pytest.raises(ConfigError) as caught:
+            watch(on_hang="scancel 5")
+
+        assert "command_hook" in caught.value.remedy
+
     def test_recording(self, rank, tmp_path):
         """
         Where this rank records, dumps are asked for.
@@ -320,7 +519,7 @@ class TestClose:
         """
         A watch that is closed looks no more, however often it is closed.
         """
-        watching = watch(floor_s=20.0, poll_s=0.001)
+        watching = watch(floor_s=20.0, poll_s=0.05)
         rank.wait_for_looks(2)
 
         watching.close()
@@ -402,7 +601,7 @@ class TestClose:
         """
         A forked child ends neither the watch of its parent nor waits for it.
         """
-        with watch(floor_s=20.0, poll_s=0.001) as watching:
+        with watch(floor_s=20.0, poll_s=0.05) as watching:
             watching._pid += 1  # as a child sees it
 
             watching.close()
@@ -512,6 +711,34 @@ class TestSense:
         assert [{"this process": 7}] * 2 == seen
         assert 1 == caplog.text.count("is not called again")
 
+    @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+    def test_own_exits(self, rank, caplog, error):
+        """
+        What wants to exit has failed.
+        """
+
+        def leave():
+            raise error
+
+        with watch(HangDebugConfig(), sense=leave) as watching:
+            seen = [watching._sense(()) for _ in range(2)]
+
+        assert [{"this process": 7}] * 2 == seen
+        assert 1 == caplog.text.count("is not called again")
+
+    def test_one_file(self, rank, tmp_path):
+        """
+        One file need not be in a list.
+        """
+        log = tmp_path / "train.log"
+        log.write_text("step 1")
+
+        ((name, _, _),) = self.sense(progress_files=str(log))["this process"][
+            2
+        ]
+
+        assert str(log) == name
+
     def test_files(self, rank, tmp_path):
         """
         A file that changes is progress; before it is there, nothing is seen.
@@ -537,8 +764,8 @@ def test_quiet(rank, caplog):
     """
     caplog.set_level(logging.INFO, "distdebug")
 
-    with watch(floor_s=20.0, poll_s=0.001):
-        rank.wait_for_looks(10)
+    with watch(floor_s=20.0, poll_s=0.05):
+        rank.wait_for_looks(5)
 
     assert "" == caplog.text
 

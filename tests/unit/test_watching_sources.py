@@ -12,6 +12,7 @@ import pytest
 from distdebug.watching.senses import sources
 from distdebug.watching.senses.sources import (
     FilesState,
+    InTime,
     files_state,
     last_known,
     newest_file,
@@ -207,12 +208,33 @@ class TestFilesState:
 
         seen = [files(), files()]
         answers.set()
-        files._looking.join(30)
+        files._asking.join(30)
 
         assert [None, None] == seen
         assert [("/gone",)] == begun
         files._patience_s = 30
         assert 2 == files()
+
+
+class TestInTime:
+    def test_no_thread(self, monkeypatch):
+        """
+        Where no thread can be started, nothing has moved.
+        """
+        answers = iter([1, 2])
+        ask = InTime(lambda: next(answers), patience_s=30)
+
+        before = ask()
+        monkeypatch.setattr(threading.Thread, "start", no_thread)
+
+        assert [1, 1] == [before, ask()]
+
+
+def no_thread(_):
+    """
+    Python ends.
+    """
+    raise RuntimeError
 
 
 def test_last_known():

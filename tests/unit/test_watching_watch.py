@@ -8,6 +8,7 @@ import threading
 
 import pytest
 
+from distdebug._in_time import in_time
 from distdebug.errors import ConfigError, PatternError
 from distdebug.processes.model import Worker
 from distdebug.watching.alarm import ProgressAlarm
@@ -528,13 +529,66 @@ class TestEnding:
         assert 1600 == node.now
         assert [] == node.calls
 
-    @pytest.mark.parametrize("poll_s", [0, -1, float("nan")])
+    @pytest.mark.parametrize(
+        "poll_s", [0, -1, 0.01, float("nan"), float("inf"), 1e308, "x"]
+    )
     def test_no_poll(self, node, poll_s):
         """
         To look without rest is refused.
         """
         with pytest.raises(ConfigError, match="poll_s"):
             node.watch(600, poll_s=poll_s)
+
+    def test_one_pattern(self, node):
+        """
+        One pattern need not be in a list.
+        """
+        asked = []
+
+        def find(patterns, **_):
+            asked.append(patterns)
+            return ()
+
+        node.watch(5, pids=(), patterns="train", find=find)
+
+        assert {("train",)} == set(asked)
+
+    def test_no_such_process(self, node):
+        """
+        Nobody waits for a process that was named and is not there.
+        """
+        assert "nobody" == node.watch(600, pids=[99])
+        assert 1000 == node.now
+
+    def test_exit_on_a_thread(self, node, caplog):
+        """
+        What wants to exit ends neither its thread nor the watch.
+        """
+
+        def leave(*_):
+            raise SystemExit
+
+        ending = in_time(
+            lambda: node.watch(
+                [10, 20], until_exit=False, on_hang=leave, sense=leave
+            ),
+            30,
+        )
+
+        assert "waited" == ending
+        assert 2 == caplog.text.count("what is called at a hang failed")
+        assert 1 == caplog.text.count("cannot tell what moves")
+
+    def test_exit(self, node):
+        """
+        On the main thread, who wants to exit may.
+        """
+
+        def leave(*_):
+            raise SystemExit
+
+        with pytest.raises(SystemExit):
+            node.watch(10, sense=leave)
 
     def test_no_pattern(self, node):
         """
@@ -553,6 +607,35 @@ class TestEnding:
 
         assert "nobody" == node.watch(30, pids=(), find=find)
         assert "cannot look for processes" in caplog.text
+
+
+class TestMended:
+    def alarm(self, *, is_fine):
+        """
+        An alarm that told of something that moved again.
+        """
+        alarm = ProgressAlarm(
+            new_sensor=lambda: ProgressSensor(floor_s=10, start_s=10)
+        )
+        for now in range(4):
+            alarm.saw(now, {"a": now})
+        alarm.news(21)
+        if is_fine:
+            alarm.withdraw(30)
+        alarm.saw(23, {"a": "moved"})
+        return alarm
+
+    def test_hang(self):
+        """
+        What was told as a hang is no pause that is fine from now on.
+        """
+        assert 10 == self.alarm(is_fine=False)._sensors["a"].limit_s
+
+    def test_fine(self):
+        """
+        What was taken back is.
+        """
+        assert 100 == self.alarm(is_fine=True)._sensors["a"].limit_s
 
 
 class TestCrew:
@@ -579,6 +662,53 @@ class TestCrew:
         assert "ended" == ending
         assert [(7,), (7, 8), (8,)] == [x.pids for x in reasons]
 
+    def test_told(self, node):
+        """
+        Whoever is watched is told at the start, and when others are.
+        """
+        found, told = [], []
+        node.at(100, lambda: found.append(worker(7)))
+        node.at(300, lambda: node.end(7))
+
+        node.watch(
+            1000,
+            pids=(),
+            find=lambda *_, **__: tuple(found),
+            sense=lambda _: node.now,
+            tell=told.append,
+        )
+
+        assert [(), (7,), ()] == told
+
+    def test_late_ranks(self, node):
+        """
+        As long as only launchers are there, ranks are looked for each time.
+        """
+        node.process(8)
+        node.process(9)
+        found = [worker(8, "launcher")]
+        crew = crew_of(
+            (), (), find=lambda *_, **__: tuple(found), root=str(node.root)
+        )
+
+        alone = [crew.look(now) for now in (0, 10, 20)]
+        found.append(worker(7))
+        first = crew.look(30)
+        found.append(worker(9))
+        second = crew.look(40)
+        found[:] = [worker(8, "launcher")]
+        kept = crew.look(50)
+        node.end(7)
+        node.end(9)
+        restarted = crew.look(60)
+        found.append(worker(7))
+        node.process(7, started=9)
+
+        assert [(8,)] * 3 == alone
+        assert ((7,), (7, 9)) == (first, second)
+        assert ((7, 9), (8,)) == (kept, restarted)
+        assert (7,) == crew.look(70)
+
     def test_ranks_first(self, node):
         """
         Launchers count only as long as there are no ranks.
@@ -594,11 +724,11 @@ class TestCrew:
         together = crew.look(60)
 
         assert (8,) == alone
-        assert 7 in together
+        assert (7,) == together
 
     def test_seldom(self, node):
         """
-        Others are looked for once a minute as long as somebody is there.
+        Others are looked for once a minute as long as the same are there.
         """
         looks = []
 
@@ -607,10 +737,15 @@ class TestCrew:
             return (worker(7),)
 
         crew = crew_of((), ["a"], find=find, root=str(node.root))
-        for now in range(0, 121, 10):
+        for now in range(0, 60, 10):
+            crew.look(now)
+        soon = len(looks)
+        for now in range(100, 700, 10):
             crew.look(now)
 
-        assert [(("a",),)] * 3 == looks
+        assert {(("a",),)} == set(looks)
+        assert 4 <= soon <= 6
+        assert 12 >= len(looks) - soon
 
 
 @pytest.mark.parametrize(
@@ -624,7 +759,7 @@ class TestCrew:
             HangReason(
                 kind="wait", elapsed_s=600, pids=(), stalled=(("a", 70.0),)
             ),
-            "600 s are over; a did not move for 70 s",
+            "600 s are over; no progress for 70 s",
         ),
         (
             HangReason(
@@ -633,7 +768,7 @@ class TestCrew:
                 pids=(),
                 stalled=(("\x1b[2Ja", 1070.0), ("b", 60.0)),
             ),
-            "a and 1 more did not move for 1,070 s",
+            "no progress for 1,070 s (a and 1 more)",
         ),
     ],
 )

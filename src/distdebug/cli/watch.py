@@ -21,9 +21,11 @@ from .output import print_json
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
+    from ..processes.model import Worker
     from ..watching.config import HangDebugConfig
+    from ..watching.duty import Duty
     from ..watching.hang import Hang, HangReason, Hook
     from ..watching.respond import Order, Response
 
@@ -148,7 +150,8 @@ def _add_what(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="COMMAND",
         help="run this command; it reads JSON, and DISTDEBUG_SUMMARY and "
-        "DISTDEBUG_FOLDER are set",
+        "DISTDEBUG_FOLDER are set; it is not run by a shell: for pipes and "
+        "variables, use sh -c '…'",
     )
     tell.add_argument(
         "--webhook",
@@ -163,9 +166,11 @@ def run(args: argparse.Namespace) -> int:
     Watch until the job is over; 1 if a snapshot found anything.
     """
     from ..watching.duty import Duty
+    from ..watching.given import a_number
     from ..watching.progress import ProgressSensor
-    from ..watching.watch import watch_processes
+    from ..watching.watch import LEAST_POLL_S, watch_processes
 
+    a_number(args.floor, "--floor", least=0.1)
     config = _config(args)
     duty = Duty(
         _order(args, config),
@@ -173,9 +178,11 @@ def run(args: argparse.Namespace) -> int:
         _hooks(args),
         partial(_show, as_json=args.json),
     )
+    _warn_of_missing(args.pid or ())
     ending = watch_processes(
         config,
         on_hang=duty,
+        tell=partial(_tell_whom, floor_s=args.floor),
         pids=args.pid or (),
         patterns=args.pattern or (),
         sense=_sense(args),
@@ -183,15 +190,16 @@ def run(args: argparse.Namespace) -> int:
             ProgressSensor, floor_s=args.floor, start_s=args.start
         ),
         until_exit=args.until_exit or not args.wait_seconds,
-        poll_s=min(10.0, args.floor / 4),
+        poll_s=max(LEAST_POLL_S, min(10.0, args.floor / 4)),
     )
     if ending in {"off", "nobody"}:
-        why = (
-            "the job file does not enable it" if ending == "off" else "nobody"
-        )
+        nobody = "no such process" if args.pid else "nobody"
+        why = "the job file does not enable it" if ending == "off" else nobody
         warn(f"nothing was watched: {why}")
         return 2
 
+    if ending == "ended":
+        warn(f"the processes have ended: {_outcome(duty)}")
     return 2 if duty.failed and not duty.told else int(duty.told > 0)
 
 
@@ -239,6 +247,54 @@ def _sense(args: argparse.Namespace) -> Callable[..., object] | None:
     files = FilesState(args.progress or ())
     gpu = GpuActivity() if args.gpu else lambda _: None
     return last_known(lambda _: files(), gpu)
+
+
+def _warn_of_missing(pids: Iterable[int]) -> None:
+    from ..watching.crew import Crew
+
+    there = Crew(pids).look(0.0)
+    for pid in pids:
+        if pid not in there:
+            warn(f"no such process: {pid}")
+
+
+def _tell_whom(pids: tuple[int, ...], *, floor_s: float) -> None:
+    from ..processes.find import find_workers
+
+    if not pids:
+        warn("nobody is there to be watched")
+        return
+
+    try:
+        workers = find_workers(include_children=False)
+    except Exception:  # noqa: BLE001 their numbers are known
+        workers = ()
+    known = [worker for worker in workers if worker.pid in pids]
+    many = "process" if len(pids) == 1 else "processes"
+    warn(
+        f"watching {len(pids):,} {many}: {_names(pids, known)}; "
+        f"no progress for {floor_s:g} s counts"
+    )
+
+
+def _names(pids: tuple[int, ...], workers: Iterable[Worker]) -> str:
+    from ..ranks import ranks_text
+
+    ranks = {x.rank: x.framework for x in workers if x.rank is not None}
+    if not ranks:
+        more = ", …" if len(pids) > 8 else ""
+        return f"{', '.join(map(str, pids[:8]))}{more}"
+
+    frameworks = set(ranks.values()) - {"pattern"}
+    by = f" of {', '.join(sorted(frameworks))}" if frameworks else ""
+    return ranks_text(ranks) + by
+
+
+def _outcome(duty: Duty) -> str:
+    if duty.told:
+        times = "once" if duty.told == 1 else f"{duty.told} times"
+        return f"something was wrong {times}"
+    return "nobody could look at them" if duty.failed else "nothing was wrong"
 
 
 def _look(reason: HangReason, order: Order) -> Response:

@@ -18,7 +18,12 @@ from ..processes.roles.patterns import compile_patterns
 __all__ = ["Wanted"]
 
 
-def _paths(paths: Iterable[str | os.PathLike[str]]) -> tuple[Path, ...]:
+def _paths(
+    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+) -> tuple[Path, ...]:
+    # One text is one path, and not many of one letter.
+    if isinstance(paths, (str, os.PathLike)):
+        return (Path(paths),)
     return tuple(map(Path, paths))
 
 
@@ -26,8 +31,8 @@ def _pids(pids: Iterable[int] | None) -> tuple[int, ...] | None:
     return None if pids is None else tuple(pids)
 
 
-def _patterns(patterns: Iterable[str]) -> tuple[str, ...]:
-    patterns = tuple(patterns)
+def _patterns(patterns: str | Iterable[str]) -> tuple[str, ...]:
+    patterns = (patterns,) if isinstance(patterns, str) else tuple(patterns)
     compile_patterns(patterns)
     return patterns
 

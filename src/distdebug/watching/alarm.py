@@ -54,7 +54,9 @@ class ProgressAlarm:
             for name in values
         }
         for name, value in values.items():
-            self._sensors[name].saw(now, value)
+            # A hang that was mended must not count as a pause that is fine.
+            learns = name not in self._told
+            self._sensors[name].saw(now, value, learns=learns)
 
     def excuse(self, values: Mapping[str, object]) -> None:
         """

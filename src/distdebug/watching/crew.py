@@ -7,14 +7,30 @@ Numbers of processes are used again, so each is known by when it started too.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from ..processes.model import Worker
 from ..processes.state import read_state
 
 
-__all__ = ["Crew", "crew_of"]
+__all__ = ["Crew", "Found", "crew_of"]
 
-_FIND_AGAIN_S = 60.0
+_MOST_PAUSE_S = 60.0
+_LEAST_PAUSE_S = 2.0
+
+
+class Found(NamedTuple):
+    """
+    The processes that are there.
+
+    Attributes:
+        pids: Their numbers.
+
+        are_ranks: Whether they are ranks, and not only what starts some.
+    """
+
+    pids: tuple[int, ...]
+    are_ranks: bool
 
 
 class Crew:
@@ -24,7 +40,7 @@ class Crew:
     Args:
         pids: Those to start with.
 
-        find: Finds those of now.
+        find: Finds those of now; by default there are no others.
 
         root: Where the kernel's files are.
     """
@@ -32,20 +48,30 @@ class Crew:
     def __init__(
         self,
         pids: Iterable[int],
-        find: Callable[[], Iterable[int]],
+        find: Callable[[], Found] | None = None,
         *,
         root: str = "/proc",
     ) -> None:
         self._find = find
         self._root = root
-        self._found_at: float | None = None
+        self._find_at = float("-inf")
+        self._pause_s = _LEAST_PAUSE_S
         self._known = self._identify(pids)
+        self._has_ranks = find is None
+
+    @property
+    def is_fixed(self) -> bool:
+        """
+        Whether nobody else can join.
+        """
+        return self._find is None
 
     def look(self, now: float) -> tuple[int, ...]:
         """
         Tell which processes are there.
 
-        Others are looked for once a minute, and whenever nobody is left.
+        As long as there are no ranks, others are looked for each time; then
+        soon after each change, and at last once a minute.
 
         Args:
             now: The time in seconds, of a clock that does not go back.
@@ -58,13 +84,23 @@ class Crew:
             for pid, started in self._known.items()
             if self._started(pid) == started
         }
-        is_due = (
-            self._found_at is None or now - self._found_at >= _FIND_AGAIN_S
-        )
-        if is_due or not self._known:
-            self._found_at = now
-            self._known |= self._identify(self._find())
+        if self._find is not None and (
+            now >= self._find_at or not self._known or not self._has_ranks
+        ):
+            self._take(self._find())
+            self._find_at = now + self._pause_s
         return tuple(sorted(self._known))
+
+    def _take(self, found: Found) -> None:
+        before = self._known
+        # A launcher does nothing while its ranks work.
+        if found.are_ranks and not self._has_ranks:
+            self._known = {}
+        if found.are_ranks or not self._has_ranks or not self._known:
+            self._known = self._known | self._identify(found.pids)
+            self._has_ranks = found.are_ranks
+        pause_s = min(2 * self._pause_s, _MOST_PAUSE_S)
+        self._pause_s = pause_s if self._known == before else _LEAST_PAUSE_S
 
     def _identify(self, pids: Iterable[int]) -> dict[int, int]:
         started = ((pid, self._started(pid)) for pid in pids)
@@ -103,14 +139,14 @@ def crew_of(
     """
     given = tuple(pids)
     if given:
-        return Crew(given, tuple, root=root)
+        return Crew(given, root=root)
 
     wanted = tuple(patterns)
 
-    def find_now() -> list[int]:
+    def find_now() -> Found:
         workers = tuple(find(wanted, include_children=False, root=root))
-        ranks = [x.pid for x in workers if x.role == "rank"]
+        ranks = tuple(x.pid for x in workers if x.role == "rank")
         # A launcher that is alone starts ranks, or starts them again.
-        return ranks or [x.pid for x in workers]
+        return Found(ranks or tuple(x.pid for x in workers), bool(ranks))
 
     return Crew((), find_now, root=root)

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import logging
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import partial
 
 import attrs
 
+from .._in_time import in_time
 from ..errors import DistdebugError
 from .hang import Hang, HangReason, Hook, NotYet
+from .log import is_the_end, say
 from .respond import Order, Response
 
 
-__all__ = ["Duty", "as_hooks"]
-
-_logger = logging.getLogger("distdebug")
+__all__ = ["Duty"]
 
 # Another watcher of this node is done by then.
 _BUSY_S = 30.0
@@ -38,7 +39,11 @@ class Duty:
 
         hooks: Whom to tell if something is wrong; one that fails is logged.
 
-        tell: Told of everything that was found, also if nothing is wrong.
+        tell: Told after them of everything that was found, also if nothing is
+            wrong.
+
+        patience_s: How long to wait for each of them, in seconds; by default
+            they are trusted to end.
 
         told: How often something was wrong.
 
@@ -49,6 +54,7 @@ class Duty:
     look: Callable[[HangReason, Order], Response]
     hooks: tuple[Hook, ...] = ()
     tell: Hook = lambda _hang: None
+    patience_s: float | None = None
     told: int = 0
     failed: int = 0
 
@@ -65,7 +71,7 @@ class Duty:
         try:
             got = self.look(reason, self.order)
         except Exception as error:  # noqa: BLE001 it was killed, perhaps
-            _logger.warning("cannot look at the job: %s", error)
+            say(logging.WARNING, "cannot look at the job: %s", error)
             self.failed += 1
             return _later(reason)
 
@@ -75,7 +81,8 @@ class Duty:
         if got.hang is not None:
             self._tell(got.hang, is_news=got.outcome == "explained")
         else:
-            _logger.info("%s: %s (%s)", reason, got.summary, got.outcome)
+            text = f"{reason}: {got.summary} ({got.outcome})"
+            say(logging.INFO, "%s", text)
         if got.outcome == "fine":
             return _later(reason)._replace(is_free=got.bundle is None)
         return NotYet(_BUSY_S) if got.outcome == "busy" else None
@@ -83,23 +90,23 @@ class Duty:
     def _tell(self, hang: Hang, *, is_news: bool) -> None:
         is_wrong = is_news and not hang.is_healthy
         self.told += is_wrong
-        for hook in (self.tell, *(self.hooks if is_wrong else ())):
-            _call(hook, hang)
+        # What writes comes last: it may wait for whoever reads.
+        for hook in (*(self.hooks if is_wrong else ()), self.tell):
+            self._call(hook, hang)
 
-
-def as_hooks(hooks: Hook | Iterable[Hook] | None) -> tuple[Hook, ...]:
-    """
-    Take one hook, or several, or none.
-
-    Args:
-        hooks: What a user gave.
-
-    Returns:
-        All of them.
-    """
-    if hooks is None:
-        return ()
-    return (hooks,) if callable(hooks) else tuple(hooks)
+    def _call(self, hook: Hook, hang: Hang) -> None:
+        try:
+            if self.patience_s is None:
+                hook(hang)
+            else:
+                in_time(partial(hook, hang), self.patience_s)
+        except DistdebugError as error:
+            say(logging.WARNING, "a hook failed: %s", error)
+        except BaseException as error:
+            if is_the_end(error):
+                raise
+            late = " or did not end in time" * isinstance(error, TimeoutError)
+            say(logging.WARNING, "a hook failed%s", late, error=error)
 
 
 def _later(reason: HangReason) -> NotYet:
@@ -107,12 +114,3 @@ def _later(reason: HangReason) -> NotYet:
     Have a stall judged anew when it has lasted twice as long.
     """
     return NotYet(max((s for _, s in reason.stalled), default=_BUSY_S))
-
-
-def _call(hook: Hook, hang: Hang) -> None:
-    try:
-        hook(hang)
-    except DistdebugError as error:
-        _logger.warning("a hook failed: %s", error)
-    except Exception:  # the watch is worth more
-        _logger.warning("a hook failed", exc_info=True)

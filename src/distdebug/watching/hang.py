@@ -45,9 +45,10 @@ class HangReason:
         text = f"{self.elapsed_s:,.0f} s are over"
         if self.stalled:
             name, seconds = self.stalled[0]
-            others = len(self.stalled) - 1
-            also = f" and {others:,} more" if others else ""
-            stuck = f"{clean(name)}{also} did not move for {seconds:,.0f} s"
+            stuck = f"no progress for {seconds:,.0f} s"
+            # The one that stands still is seldom to blame.
+            if others := len(self.stalled) - 1:
+                stuck += f" ({clean(name)} and {others:,} more)"
             text = f"{text}; {stuck}" if self.kind == "wait" else stuck
         return text
 
@@ -122,8 +123,16 @@ class Hang:
         }
 
     def __str__(self) -> str:
-        where = clean(str(self.folder), limit=1000)
-        return f"{self.reason}: {self.summary} ({where})"
+        verdict = self.data["verdict"]
+        sure = verdict.get("confidence")
+        lines = [
+            f"{self.reason}: {self.summary}",
+            f"  cause: {self.cause.value}" + (f" ({sure})" if sure else ""),
+        ]
+        if verdict.get("remedy"):
+            lines.append(f"  next: {clean(verdict['remedy'], limit=1000)}")
+        where = clean(str(self.folder / "REPORT.txt"), limit=1000)
+        return "\n".join([*lines, f"  see {where}"])
 
 
 Hook = Callable[[Hang], object]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -23,6 +24,7 @@ from pathlib import Path
 from .._text import clean
 from ..errors import ConfigError, HookError
 from ..nodes.process import Bound, Ended, run_process
+from .given import a_number
 from .hang import Hang
 from .webhook.address import read_address
 from .webhook.message import message_for
@@ -33,6 +35,9 @@ __all__ = ["command_hook", "webhook_hook"]
 
 _logger = logging.getLogger("distdebug")
 
+_QUOTED = re.compile(r"""\\.|'[^']*'|"((?:\\.|[^"\\])*)\"""", re.DOTALL)
+_VARIABLE = re.compile(r"(?<!\\)\$(?:\w+|[{(][^)}]*[)}]?)")
+_OPERATOR = re.compile(r"&&|\|\||>>|[|&;<>]|`[^`]*`?")
 # How long a command has to clean up after SIGTERM.
 _GRACE_S = 2.0
 _MOST_SUMMARY = 1000
@@ -51,7 +56,8 @@ def command_hook(
 
     Args:
         command: Its words.  A text is split as a shell does it, but nothing
-            in it is replaced.
+            in it is replaced, and pipes and variables are refused; for those,
+            use ``sh -c '…'``.
 
         timeout_s: How long it may take, in seconds.
 
@@ -60,7 +66,8 @@ def command_hook(
         command cannot be started, fails, or does not end in time.
 
     Raises:
-        ConfigError: There is no such command, or *timeout_s* is not positive.
+        ConfigError: There is no such command, it needs a shell, or
+            *timeout_s* makes no sense.
     """
     words = _words(command)
     bound_s = _checked(timeout_s)
@@ -104,7 +111,7 @@ def webhook_hook(
         message does not arrive.
 
     Raises:
-        ConfigError: The file cannot be used, or *timeout_s* is not positive.
+        ConfigError: The file cannot be used, or *timeout_s* makes no sense.
     """
     bound_s = _checked(timeout_s)
     read_address(file)  # a mistake is told now, not at night
@@ -127,15 +134,18 @@ def webhook_hook(
 
 
 def _checked(timeout_s: float) -> float:
-    if timeout_s > 0:
-        return timeout_s
-
-    msg = f"a hook needs timeout_s > 0, not {timeout_s}"
-    raise ConfigError(msg)
+    return a_number(timeout_s, "timeout_s of a hook", least=0.01)
 
 
 def _words(command: str | Sequence[str]) -> list[str]:
     remedy = "name a program; for pipes and variables, use sh -c '...'"
+    if isinstance(command, str) and (found := _for_a_shell(command)):
+        msg = (
+            f"a command for hangs is not run by a shell, which {clean(found)} "
+            "needs"
+        )
+        raise ConfigError(msg, remedy="sh -c '...', or put it in '...'")
+
     try:
         words = shlex.split(command) if isinstance(command, str) else command
         words = [os.fspath(word) for word in words]
@@ -151,6 +161,18 @@ def _words(command: str | Sequence[str]) -> list[str]:
         raise ConfigError(msg, remedy=remedy)
 
     return words
+
+
+def _for_a_shell(text: str) -> str:
+    """
+    The first operator or variable in a command; nothing if it is plain.
+    """
+    # Inside of "..." a shell replaces variables, and nothing else.
+    plain = _QUOTED.sub(
+        lambda quoted: "".join(_VARIABLE.findall(quoted[1] or "")), text
+    )
+    found = _OPERATOR.search(plain) or _VARIABLE.search(plain)
+    return found[0] if found else ""
 
 
 def _run(words: Sequence[str], hang: Hang, timeout_s: float) -> Ended:

@@ -12,43 +12,65 @@ import logging
 import os
 import threading
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from ..diagnosis.wanted import Wanted
-from ..errors import ConfigError
+from ..errors import CaptureError
 from ..flight_recorder.recording.current import current_recording
 from ..flight_recorder.recording.trace import read_progress
 from ..identity import current_identity
 from .child import ask_child
-from .config import ONLY_PROGRESS, HangDebugConfig
-from .duty import Duty, as_hooks
+from .config import HangDebugConfig
+from .duty import Duty
+from .given import (
+    a_config,
+    a_folder,
+    a_function,
+    a_number,
+    several_functions,
+    several_paths,
+)
 from .hang import Hang, HangReason, Hook
+from .log import say
 from .progress import ProgressSensor
 from .respond import Order, Response
-from .senses.sources import FilesState, last_known, step, steps, switches
-from .watch import watch_processes
+from .senses.sources import (
+    FilesState,
+    InTime,
+    last_known,
+    step,
+    steps,
+    switches,
+)
+from .watch import LEAST_POLL_S, watch_processes
 
 
 __all__ = ["Watch", "watch"]
 
-_logger = logging.getLogger("distdebug")
+# How long a child that was told to end may take, and then the thread.
+_CHILD_S = 12.0
+_JOIN_S = 2.0
+_HOOK_S = 60.0
 
-# How long to wait for the thread, which ends its child first.
-_JOIN_S = 10.0
+
+Paths = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 
 def watch(  # noqa: PLR0913 each can be left out
-    config: HangDebugConfig | None = None,
+    config: HangDebugConfig
+    | Mapping[str, object]
+    | str
+    | os.PathLike[str]
+    | None = None,
     *,
     output_dir: str | os.PathLike[str] | None = None,
     log_dir: str | os.PathLike[str] = ".",
     dump_dir: str | os.PathLike[str] | None = None,
-    logs: Iterable[str | os.PathLike[str]] = (),
-    progress_files: Iterable[str | os.PathLike[str]] = (),
+    logs: Paths = (),
+    progress_files: Paths = (),
     sense: Callable[[], object] | None = None,
     on_hang: Hook | Iterable[Hook] | None = None,
     floor_s: float = 60.0,
@@ -69,8 +91,9 @@ def watch(  # noqa: PLR0913 each can be left out
     one snapshot if they share *output_dir*.
 
     Args:
-        config: When to look in any case, and where to put it; by default only
-            a lack of progress counts.
+        config: When to look in any case, and where to put it: a configuration,
+            the ``debug:`` section of a job file, or the path of one; by
+            default only a lack of progress counts.
 
         output_dir: The folder for snapshots, instead of that of *config*.
 
@@ -85,12 +108,12 @@ def watch(  # noqa: PLR0913 each can be left out
             change as long as the job goes on.
 
         sense: Tells something else that changes as long as the job goes on,
-            such as a number of requests; called by the thread of the watch.
-            ``None`` tells nothing.
+            such as a number of requests; called by a thread of its own, and
+            not waited for longer than 2 s.  ``None`` tells nothing.
 
         on_hang: Called with a :class:`~distdebug.watching.hang.Hang`, on one
-            rank of the job, and not on the main thread.  If it fails, that is
-            logged.
+            rank of the job, and not on the main thread.  If it fails, or does
+            not end within 60 s, that is logged.
 
         floor_s: How many seconds without progress are fine for any job.
 
@@ -98,8 +121,8 @@ def watch(  # noqa: PLR0913 each can be left out
 
         start_s: How many seconds the first sign of progress may take.
 
-        poll_s: How often to look, in seconds; by default a quarter of
-            *floor_s*, at most 10.
+        poll_s: How often to look, in seconds, at least 0.05; by default a
+            quarter of *floor_s*, at most 10.
 
         timeout_s: How long taking a snapshot may last, in seconds.
 
@@ -108,25 +131,38 @@ def watch(  # noqa: PLR0913 each can be left out
         closed, or with the process.
 
     Raises:
-        ConfigError: A number or a path makes no sense.
+        ConfigError: A number, a path, or a function makes no sense.
     """
-    config = config or ONLY_PROGRESS
+    config = a_config(config)
     recording = current_recording()
     if dump_dir is None and recording is not None:
         dump_dir = recording.settings.dump_dir
-    folder = config.resolve(log_dir) if output_dir is None else output_dir
+    log_dir = a_folder(log_dir, "log_dir")
+    if output_dir is None:
+        output_dir = config.resolve(log_dir)
+    wanted = Wanted(
+        dump_dir=None if dump_dir is None else a_folder(dump_dir, "dump_dir"),
+        logs=several_paths(logs, "logs"),
+        timeout_s=a_number(timeout_s, "timeout_s", least=0.1),
+    )
     order = Order(
-        output_dir=Path(folder).absolute(),
-        wanted=Wanted(dump_dir=dump_dir, logs=logs, timeout_s=timeout_s),
+        output_dir=a_folder(output_dir, "output_dir"),
+        wanted=wanted,
         inside=os.getpid(),
     )
     # Before the watch is made: a mistake is told now, and here.
     loop = _loop(config, floor_s, factor, start_s, poll_s)
-    started = Watch(order, as_hooks(on_hang), progress_files, sense)
+    started = Watch(
+        order,
+        several_functions(on_hang, "on_hang"),
+        several_paths(progress_files, "progress_files"),
+        None if sense is None else a_function(sense, "sense"),
+    )
     if config.enabled:
         started.start(loop)
     else:
-        _logger.info("the configuration of the watch does not enable it")
+        text = "the configuration of the watch does not enable it"
+        say(logging.INFO, text)
     return started
 
 
@@ -144,16 +180,24 @@ class Watch:
     ) -> None:
         self._pid = os.getpid()
         self._own_sense = sense
-        files = FilesState(progress_files)
+        files, own = FilesState(progress_files), InTime(self._ask_user)
         self._signs = last_known(
             lambda _: read_progress(),
             lambda _: steps(),
             lambda _: files(),
-            lambda _: self._ask_user(),
+            lambda _: own() if self._own_sense else None,
         )
         self._stop = threading.Event()
         self._hangs: list[Hang] = []
-        self._duty = Duty(order, self._look, tuple(hooks), self._found)
+        self._looking = threading.Lock()
+        self._here = threading.local()
+        self._duty = Duty(
+            order,
+            self._look,
+            tuple(partial(self._call, hook) for hook in hooks),
+            _log,
+            patience_s=_HOOK_S,
+        )
         self._thread: threading.Thread | None = None
 
     def start(self, loop: Callable[..., object]) -> None:
@@ -202,11 +246,15 @@ class Watch:
             return
 
         self._stop.set()
-        thread = self._thread
-        if thread is not None:
-            atexit.unregister(self.close)
-            if thread is not threading.current_thread():
-                thread.join(_JOIN_S)
+        if self._thread is None:
+            return
+
+        atexit.unregister(self.close)
+        # A hook that closes us must not wait for itself.
+        if not getattr(self._here, "is_hook", False):
+            if self._looking.acquire(timeout=_CHILD_S):
+                self._looking.release()
+            self._thread.join(_JOIN_S)
 
     def __enter__(self) -> Self:
         return self
@@ -233,18 +281,29 @@ class Watch:
 
         try:
             return self._own_sense()
-        except Exception:  # the other signs of progress are there
-            _logger.warning("sense= is not called again", exc_info=True)
+        except BaseException as error:  # noqa: BLE001 there are other signs
+            say(logging.WARNING, "sense= is not called again", error=error)
             self._own_sense = None
             return None
 
     def _look(self, reason: HangReason, order: Order) -> Response:
-        return ask_child(reason, order, self._stop)
+        with self._looking:
+            if self._stop.is_set():
+                msg = "the watch was closed"
+                raise CaptureError(msg)
+            got = ask_child(reason, order, self._stop)
+        if got.hang is not None:
+            self._hangs.append(got.hang)
+        return got
 
-    def _found(self, hang: Hang) -> None:
-        self._hangs.append(hang)
-        level = logging.INFO if hang.is_healthy else logging.WARNING
-        _logger.log(level, "%s", hang)
+    def _call(self, hook: Hook, hang: Hang) -> None:
+        self._here.is_hook = True
+        hook(hang)
+
+
+def _log(hang: Hang) -> None:
+    level = logging.INFO if hang.is_healthy else logging.WARNING
+    say(level, "distdebug: %s", hang)
 
 
 def _loop(
@@ -259,11 +318,8 @@ def _loop(
     )
     new_sensor()
     if poll_s is None:
-        poll_s = min(10.0, floor_s / 4)
-    if not poll_s > 0:
-        msg = f"poll_s must be more than 0, not {poll_s}"
-        raise ConfigError(msg)
-
+        poll_s = max(LEAST_POLL_S, min(10.0, floor_s / 4))
+    poll_s = a_number(poll_s, "poll_s", least=LEAST_POLL_S)
     return partial(
         watch_processes, config, new_sensor=new_sensor, poll_s=poll_s
     )
@@ -272,5 +328,5 @@ def _loop(
 def _run(loop: Callable[[], object]) -> None:
     try:
         loop()
-    except Exception:  # the job is worth more
-        _logger.warning("the watch has ended", exc_info=True)
+    except BaseException as error:  # noqa: BLE001 the job is worth more
+        say(logging.WARNING, "the watch has ended", error=error)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from ..errors import ConfigError
+from .given import a_number
 
 
 __all__ = ["ProgressSensor"]
@@ -35,7 +35,8 @@ class ProgressSensor:
             that starts compiles, connects, and loads.
 
     Raises:
-        ConfigError: A number is not positive, or *factor* is below 1.
+        ConfigError: *floor_s* is below 0.1, *factor* is below 1, *start_s* is
+            negative, or one of them is no number, or a million and more.
     """
 
     def __init__(
@@ -45,16 +46,9 @@ class ProgressSensor:
         factor: float = 5.0,
         start_s: float = 600.0,
     ) -> None:
-        if not (floor_s > 0 and factor >= 1 and start_s >= 0):
-            msg = (
-                "a sensor needs floor_s > 0, factor >= 1, and start_s >= 0, "
-                f"not {floor_s}, {factor}, and {start_s}"
-            )
-            raise ConfigError(msg)
-
-        self._floor_s = floor_s
-        self._factor = factor
-        self._start_s = start_s
+        self._floor_s = a_number(floor_s, "floor_s", least=0.1)
+        self._factor = a_number(factor, "factor", least=1, unit="")
+        self._start_s = a_number(start_s, "start_s", least=0)
         self._value: object = None
         self._since: float | None = None
         self._has_changed = False
@@ -69,7 +63,7 @@ class ProgressSensor:
         limit = max(self._floor_s, learned)
         return limit if self._has_changed else max(limit, self._start_s)
 
-    def saw(self, now: float, value: object) -> None:
+    def saw(self, now: float, value: object, *, learns: bool = True) -> None:
         """
         Take note of what is there now.
 
@@ -78,6 +72,9 @@ class ProgressSensor:
 
             value: Anything that is equal to the last value if nothing moved;
                 ``None`` if it could not be seen, which tells nothing.
+
+            learns: Whether, if it moves, the time until then counts as one
+                that is fine.
         """
         if value is None:
             return
@@ -86,7 +83,7 @@ class ProgressSensor:
             self._since = now
         elif value != self._value:
             # What came before the first change is a start, not a step.
-            if self._has_changed:
+            if self._has_changed and learns:
                 self._gaps.append(now - self._since)
             self._since = now
             self._has_changed = True

@@ -16,26 +16,29 @@ from typing import Literal
 
 import attrs
 
-from ..errors import ConfigError
 from ..processes.find import find_workers
 from ..processes.model import Worker
 from ..processes.roles.patterns import compile_patterns
 from .alarm import ProgressAlarm
 from .config import HangDebugConfig
 from .crew import Crew, crew_of
+from .given import a_number
 from .hang import HangReason, NotYet
+from .log import is_the_end, say
 from .progress import ProgressSensor
 from .senses.sources import switches
 
 
-__all__ = ["Ending", "watch_processes"]
+__all__ = ["LEAST_POLL_S", "Ending", "watch_processes"]
 
-_logger = logging.getLogger("distdebug")
+# To look more often costs more than it tells.
+LEAST_POLL_S = 0.05
 
 Ending = Literal[
     "off",  # the configuration does not ask for anything
     "ended",  # the processes are gone
-    "nobody",  # there were none until the last wait was over
+    "nobody",  # there were none of those that were named, or until the last
+    # wait was over
     "waited",  # the last wait is over, and nothing else was asked for
     "interrupted",  # Ctrl-C
     "stopped",  # whoever sleeps for us says so
@@ -46,6 +49,7 @@ def watch_processes(  # noqa: PLR0913 what a watcher needs to be tested
     config: HangDebugConfig | float | Iterable[float],
     *,
     on_hang: Callable[[HangReason], object],
+    tell: Callable[[tuple[int, ...]], object] = lambda _pids: None,
     pids: Iterable[int] = (),
     patterns: Iterable[str] = (),
     sense: Callable[[tuple[int, ...]], object] | None = None,
@@ -70,6 +74,9 @@ def watch_processes(  # noqa: PLR0913 what a watcher needs to be tested
         on_hang: What to call.  If it fails, that is logged, and the watch
             goes on.  If it returns :class:`~distdebug.watching.hang.NotYet`,
             it is called again if nothing has moved by then.
+
+        tell: Called with the numbers of the processes that are watched, at the
+            start and when others are.
 
         pids: The processes to watch.
 
@@ -102,7 +109,8 @@ def watch_processes(  # noqa: PLR0913 what a watcher needs to be tested
         Why the watch is over.
 
     Raises:
-        ConfigError: A wait or *poll_s* is no number of seconds.
+        ConfigError: A wait is no number of seconds, or *poll_s* is none from
+            0.05 to a million.
 
         PatternError: A pattern is no regular expression.
     """
@@ -110,15 +118,13 @@ def watch_processes(  # noqa: PLR0913 what a watcher needs to be tested
         config = HangDebugConfig(enabled=True, wait_seconds=config)
     if not config.enabled:
         return "off"
-    if not poll_s > 0:
-        msg = f"poll_s must be more than 0, not {poll_s}"
-        raise ConfigError(msg)
-
-    patterns = tuple(patterns)
+    poll_s = a_number(poll_s, "poll_s", least=LEAST_POLL_S)
+    patterns = (patterns,) if isinstance(patterns, str) else tuple(patterns)
     compile_patterns(patterns)  # a mistake is told now, not in the loop
     watch = _Watch(
         waits=deque(config.wait_seconds),
         on_hang=on_hang,
+        tell=tell,
         sense=sense or _per_process(root),
         alarm=ProgressAlarm(new_sensor=new_sensor),
         crew=crew_of(pids, patterns, find=find, root=root),
@@ -138,6 +144,7 @@ def watch_processes(  # noqa: PLR0913 what a watcher needs to be tested
 class _Watch:
     waits: deque[float]
     on_hang: Callable[[HangReason], object]
+    tell: Callable[[tuple[int, ...]], object]
     sense: Callable[[tuple[int, ...]], object]
     alarm: ProgressAlarm
     crew: Crew
@@ -147,6 +154,7 @@ class _Watch:
     clock: Callable[[], float]
     start: float
     pids: tuple[int, ...] = ()
+    told: tuple[int, ...] | None = None
     warned: set[str] = attrs.field(factory=set)
 
     def run(self) -> Ending:
@@ -158,7 +166,7 @@ class _Watch:
             if not self.pids and was_met:
                 return "ended"
 
-            if not self.pids and not self.waits:
+            if not self.pids and (not self.waits or self.crew.is_fixed):
                 return "nobody"
 
             self._check(is_over=is_over)
@@ -173,6 +181,9 @@ class _Watch:
             self.pids = self.crew.look(self.clock())
         except Exception as error:  # noqa: BLE001 those known are kept
             self._warn("cannot look for processes", error)
+        if self.pids != self.told:
+            self.told = self.pids
+            self.tell(self.pids)
 
     def _pop_waits(self) -> bool:
         # A call can take longer than the time between two waits.
@@ -194,8 +205,11 @@ class _Watch:
         )
         try:
             answer = self.on_hang(reason)
-        except Exception:  # the next call may succeed
-            _logger.warning("what is called at a hang failed", exc_info=True)
+        except BaseException as error:  # the next call may succeed
+            if is_the_end(error):
+                raise
+            text = "what is called at a hang failed"
+            say(logging.WARNING, text, error=error)
         else:
             if isinstance(answer, NotYet):
                 self.alarm.withdraw(
@@ -215,17 +229,19 @@ class _Watch:
     def _values(self) -> Mapping[str, object] | None:
         try:
             seen = self.sense(self.pids)
-        except Exception as error:  # noqa: BLE001 it may be the user's own
+        except BaseException as error:  # it may be the user's own
+            if is_the_end(error):
+                raise
             self._warn("cannot tell what moves", error)
             return None
 
         return seen if isinstance(seen, Mapping) else {"the job": seen}
 
-    def _warn(self, text: str, error: Exception) -> None:
+    def _warn(self, text: str, error: BaseException) -> None:
         # Once: what fails at every look would fill the log.
         if text not in self.warned:
             self.warned.add(text)
-            _logger.warning(text, exc_info=error)
+            say(logging.WARNING, text, error=error)
 
     def _rest(self) -> bool:
         next_wait = self.waits[0] - self._elapsed() if self.waits else None

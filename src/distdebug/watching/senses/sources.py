@@ -27,6 +27,7 @@ from ...processes.proc.procfs import parse_stat, parse_status, read_proc
 
 __all__ = [
     "FilesState",
+    "InTime",
     "files_state",
     "last_known",
     "newest_file",
@@ -82,12 +83,54 @@ def files_state(
     return tuple(sorted(found)) or None
 
 
-class FilesState:
+class InTime:
+    """
+    Asks something that may hang together with the job, in time.
+
+    A file system that hangs keeps whoever looks at it, and a lock of the job
+    keeps whoever takes it.  So a thread asks, and as long as it does not return
+    there is no other.
+
+    Args:
+        ask: What to call; it does not raise.
+
+        patience_s: How long to wait for its answer, in seconds.
+    """
+
+    def __init__(
+        self, ask: Callable[[], object], patience_s: float = 2.0
+    ) -> None:
+        self._ask = ask
+        self._patience_s = patience_s
+        self._asking: threading.Thread | None = None
+        self._answer: object = None
+
+    def __call__(self) -> object:
+        """
+        Ask.
+
+        Returns:
+            The answer; the last one if there is none in time.
+        """
+        if self._asking is None or not self._asking.is_alive():
+            asking = threading.Thread(
+                target=self._take, name="distdebug", daemon=True
+            )
+            try:
+                asking.start()
+            except RuntimeError:  # there are too many, or Python ends
+                return self._answer
+            self._asking = asking
+        self._asking.join(self._patience_s)
+        return self._answer
+
+    def _take(self) -> None:
+        self._answer = self._ask()
+
+
+class FilesState(InTime):
     """
     Tells how large files are, and when they were written last, in time.
-
-    The hang may be that of a file system, which keeps whoever looks at it, too.
-    So a thread looks, and as long as it does not return there is no other.
 
     Args:
         paths: Logs and files of progress, or folders of them.
@@ -101,9 +144,7 @@ class FilesState:
         patience_s: float = 2.0,
     ) -> None:
         self._paths = tuple(paths)
-        self._patience_s = patience_s
-        self._looking: threading.Thread | None = None
-        self._state: object = None
+        super().__init__(lambda: files_state(self._paths), patience_s)
 
     def __call__(self) -> object:
         """
@@ -113,19 +154,7 @@ class FilesState:
             As :func:`files_state` does; what was seen last if the file system
             does not answer.
         """
-        if not self._paths:
-            return None
-
-        if self._looking is None or not self._looking.is_alive():
-            self._looking = threading.Thread(
-                target=self._look, name="distdebug", daemon=True
-            )
-            self._looking.start()
-        self._looking.join(self._patience_s)
-        return self._state
-
-    def _look(self) -> None:
-        self._state = files_state(self._paths)
+        return super().__call__() if self._paths else None
 
 
 def last_known(
