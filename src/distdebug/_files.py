@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import IO
 
 
-__all__ = ["open_ordinary", "read_ordinary", "replace_link", "write_whole"]
+__all__ = [
+    "open_ordinary",
+    "read_ordinary",
+    "replace_link",
+    "scratch_file",
+    "write_whole",
+]
+
+_BLOCK = 1 << 12
 
 
 def open_ordinary(path: str | os.PathLike[str], complaint: str) -> IO[bytes]:
@@ -95,6 +103,31 @@ def write_whole(path: Path, data: bytes) -> None:
     with _renamed(path) as temporary:
         temporary.touch(0o600, exist_ok=False)
         temporary.write_bytes(data)
+
+
+def scratch_file() -> IO[bytes]:
+    """
+    Open a file without a name, for what another process is to read or write.
+
+    Returns:
+        The file, empty; it is in memory where no disk takes anything.
+
+    Raises:
+        OSError: Nothing can be opened at all.
+    """
+    import tempfile  # jobs have no use for it
+
+    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+        file = stack.enter_context(tempfile.TemporaryFile())
+        # A full disk is only seen when something is written.
+        file.write(bytes(_BLOCK))
+        file.flush()
+        file.seek(0)
+        file.truncate()
+        stack.pop_all()
+        return file
+
+    return os.fdopen(os.memfd_create("distdebug"), "w+b")
 
 
 def replace_link(path: Path, target: str) -> None:

@@ -203,6 +203,19 @@ class TestLogs:
             "only 3 logs are kept",
         ] == [m.reason for m in missing]
 
+    def test_no_path(self, tmp_path):
+        """
+        What cannot be the name of a file costs no other log.
+        """
+        (tmp_path / "good.out").write_text("fine")
+
+        files, (lost,) = keep_tails(
+            [tmp_path / "a\0b", tmp_path / "good.out"], tmp_path / "logs"
+        )
+
+        assert ["good.out"] == [f.name for f in files]
+        assert "null byte" in lost.reason
+
 
 @pytest.fixture
 def tools(monkeypatch):

@@ -130,6 +130,42 @@ class TestNodeLock:
 
         assert "/x" == lock._folder()
 
+    def test_no_place(self, monkeypatch):
+        """
+        Where no folder takes a file, that is an error of ours.
+        """
+
+        def fail():
+            raise FileNotFoundError(2, "No usable temporary directory")
+
+        monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+        monkeypatch.setattr(lock.tempfile, "gettempdir", fail)
+
+        with (
+            pytest.raises(CaptureError, match="No usable temp") as caught,
+            node_lock(),
+        ):
+            pass
+
+        assert "TMPDIR" in caught.value.remedy
+
+    def test_full_disk(self, tmp_path, monkeypatch):
+        """
+        A lock that cannot tell of whom it is locks all the same.
+        """
+
+        def fail(*_):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(lock.os, "pwrite", fail)
+
+        with (
+            node_lock(folder=str(tmp_path)),
+            pytest.raises(NodeBusyError, match="another process"),
+            node_lock(folder=str(tmp_path)),
+        ):
+            pass
+
     def test_names(self, tmp_path):
         """
         Who locks something else is let in; who locks the same is not.

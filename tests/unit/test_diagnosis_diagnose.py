@@ -56,6 +56,18 @@ def write_stack(folder, rank, *lines):
     return path
 
 
+def test_odd_folder(tmp_path):
+    """
+    A folder is a folder, also if there is a line break in its name.
+    """
+    folder = tmp_path / "a\nb"
+    folder.mkdir()
+    write_stack(folder, 0, READING)
+
+    for named in (folder, str(folder)):
+        assert ["dump"] == [lost.what for lost in diagnose(named).missing]
+
+
 def test_dumps(hang):
     """
     Dumps alone name the rank and the call.

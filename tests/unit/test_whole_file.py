@@ -4,6 +4,7 @@ How does a file appear whole or not at all?
 
 import errno
 import os
+import tempfile
 
 from pathlib import Path
 
@@ -11,8 +12,52 @@ import pytest
 
 from distdebug._files import (
     replace_link,
+    scratch_file,
     write_whole,
 )
+
+
+class TestScratch:
+    def test_empty(self):
+        """
+        What is written is read again, and was not there before.
+        """
+        with scratch_file() as file:
+            assert b"" == file.read()
+            file.write(b"x")
+            file.seek(0)
+
+            assert b"x" == file.read()
+
+    def test_no_folder(self, monkeypatch):
+        """
+        Where no folder takes a file, it is in memory.
+        """
+
+        def refuse():
+            raise FileNotFoundError(errno.ENOENT, "no usable folder")
+
+        monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+
+        with scratch_file() as file:
+            assert 3 == file.write(b"abc")
+
+    def test_full_disk(self, monkeypatch):
+        """
+        A file on a full disk is not used.
+        """
+        full = []
+
+        def last():
+            full.append(os.fdopen(os.open("/dev/full", os.O_RDWR), "r+b", 0))
+            return full[0]
+
+        monkeypatch.setattr(tempfile, "TemporaryFile", last)
+
+        with scratch_file() as file:
+            assert 3 == file.write(b"abc")
+
+        assert full[0].closed
 
 
 class TestWriteWhole:

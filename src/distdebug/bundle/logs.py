@@ -45,8 +45,8 @@ def keep_tails(
             folder.mkdir(mode=0o700, exist_ok=True)
             path = _free_name(folder, log)
             write_whole(path, data)
-        except OSError as exc:
-            reason = exc.strerror or str(exc)
+        except (OSError, ValueError) as exc:
+            reason = getattr(exc, "strerror", None) or str(exc)
             lost = Missing(what="log", reason=reason, source=str(log))
             missing.append(lost)
         else:

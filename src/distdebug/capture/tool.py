@@ -10,12 +10,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, NamedTuple
+
+from .._files import scratch_file
 
 
 __all__ = ["ToolOutput", "find_tool", "run_tool", "stop_tools", "stoppable"]
@@ -140,7 +141,7 @@ def stoppable(stop: Callable[[], object]) -> Iterator[None]:
 def _file(*, in_memory: bool = False) -> IO[bytes]:
     if in_memory:
         return os.fdopen(os.memfd_create("distdebug"), "w+b")
-    return tempfile.TemporaryFile()
+    return scratch_file()
 
 
 def _bound(pid: int, timeout_s: float, most_bytes: int) -> None:

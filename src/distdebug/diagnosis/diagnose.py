@@ -66,7 +66,8 @@ def diagnose(
     Raises:
         NoDumpsError: There is nothing to look at.
     """
-    found = read_stack_files(p for p in paths if _may_hold_stacks(Path(p)))
+    # As paths: a text of several lines would be taken for stacks.
+    found = read_stack_files(p for p in map(Path, paths) if _may_hold(p))
     try:
         dumps = read_dumps(paths, progress=progress)
     except NoDumpsError:
@@ -87,7 +88,7 @@ def diagnose(
     )
 
 
-def _may_hold_stacks(path: Path) -> bool:
+def _may_hold(path: Path) -> bool:
     is_log = path.suffix in _LOGS
     return path.is_dir() or is_log or is_stack_like(path.name)
 

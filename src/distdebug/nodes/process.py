@@ -8,7 +8,6 @@ import os
 import selectors
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 
@@ -16,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO
 
+from .._files import scratch_file
 from .model import Bound, Ended, NodeStatus, Trouble
 
 
@@ -107,7 +107,7 @@ def run_errand(
         What it left; that it cannot be started is a trouble.
     """
     try:
-        with tempfile.TemporaryFile() as file:
+        with scratch_file() as file:
             file.write(data or b"")
             file.seek(0)
             return run_process(

@@ -92,7 +92,7 @@ def read_stack_files(
     missing: list[Missing] = []
     for source in sources:
         text = os.fspath(source)
-        if _is_text(text):
+        if isinstance(source, str) and _is_text(text):
             _read("", text, found, missing)
         elif (path := Path(text)).is_dir():
             _read_folder(path, found, missing)

@@ -15,7 +15,6 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from typing import IO, cast
 
 import attrs
 
+from ..._files import scratch_file
 from ...errors import CaptureError
 from ...processes.proc.procfs import list_numbers, parse_stat, read_proc
 from ..tool import stoppable
@@ -109,7 +109,7 @@ def run_attached(
     """
     before = _check(pid, start_ticks)
     begin = time.monotonic()
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+    with scratch_file() as out, scratch_file() as err:
         files = out.fileno(), err.fileno()
         line, resumed = _guarded(argv, pid, before, timeout_s, files)
         output, complaint = (_text_of(fd) for fd in files)

@@ -14,7 +14,7 @@ import tempfile
 import time
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ...errors import CaptureError, NodeBusyError
@@ -57,8 +57,10 @@ def node_lock(
     fd = _open(path)
     try:
         _lock(fd, path, wait_s)
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        # On a full disk it is a lock still, which does not tell of whom.
+        with suppress(OSError):
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         yield path
     finally:
         # Not removed: who waits for this file must not get another one.
@@ -67,7 +69,16 @@ def node_lock(
 
 def _folder() -> str:
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    return runtime if os.access(runtime, os.W_OK) else tempfile.gettempdir()
+    if os.access(runtime, os.W_OK):
+        return runtime
+
+    try:
+        return tempfile.gettempdir()
+    except OSError as exc:
+        msg = f"there is no place for a lock: {exc.strerror or exc}"
+        raise CaptureError(
+            msg, remedy="set TMPDIR to a folder with space"
+        ) from exc
 
 
 def _open(path: Path) -> int:
