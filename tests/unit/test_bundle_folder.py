@@ -57,7 +57,9 @@ def join(folder, host, **options):
     """
     Take part with the window of these tests.
     """
-    return join_bundle(folder, host, **({"window_s": WINDOW_S} | options))
+    return join_bundle(
+        folder, host, **({"window_s": WINDOW_S, "run": ""} | options)
+    )
 
 
 def join_at_once(folder, *hosts):
@@ -362,7 +364,7 @@ class TestJoin:
         write_manifest(first.folder, MANIFEST)
         age(write_manifest(first.bundle, MANIFEST), -86_400)
 
-        taken = is_taken(tmp_path / "hang", "n1", window_s=WINDOW_S)
+        taken = is_taken(tmp_path / "hang", "n1", run="", window_s=WINDOW_S)
         second = join(tmp_path / "hang", "n1")
 
         assert float("inf") == age_s(first.bundle)
@@ -556,7 +558,9 @@ class TestTaken:
         """
         Ask with the window of these tests.
         """
-        return is_taken(folder, host, **({"window_s": WINDOW_S} | options))
+        return is_taken(
+            folder, host, **({"window_s": WINDOW_S, "run": ""} | options)
+        )
 
     def test_nobody(self, tmp_path):
         """

@@ -26,7 +26,7 @@ def _bundle(tmp_path):
     Node n2 is done, and n1 is not.
     """
     for host in ("n2", "n1"):
-        part = join_bundle(tmp_path / "hang", host, window_s=300.0)
+        part = join_bundle(tmp_path / "hang", host, run="", window_s=300.0)
     write_manifest(tmp_path / "hang" / "n2", manifest_of("n2"))
     (part.bundle / "notes.txt").write_text("no node")
     (part.bundle / "link").symlink_to(part.bundle / "n2")

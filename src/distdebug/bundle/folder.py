@@ -127,7 +127,7 @@ def join_bundle(
     output_dir: str | os.PathLike[str],
     host: str,
     *,
-    run: str = "",
+    run: str,
     window_s: float,
     but: frozenset[Path] = frozenset(),
 ) -> Part:
@@ -174,7 +174,7 @@ def is_taken(
     output_dir: str | os.PathLike[str],
     host: str,
     *,
-    run: str = "",
+    run: str,
     window_s: float,
     but: frozenset[Path] = frozenset(),
 ) -> Path | None:
