@@ -141,7 +141,7 @@ class TestFound:
         out, err = capsys.readouterr()
         assert (0, "") == (status, out)
         assert "it compiles" in err
-        assert (watched.answers == [None]) == (outcome == "taken")
+        assert None not in watched.answers
 
     def test_next(self, watched, tmp_path):
         """

@@ -104,7 +104,7 @@ class TestDuty:
         [
             ("fine", NotYet(65.0)),
             ("busy", NotYet(30.0)),
-            ("taken", None),
+            ("taken", NotYet(290.0)),
             ("elsewhere", None),
         ],
     )

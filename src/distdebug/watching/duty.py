@@ -25,6 +25,8 @@ __all__ = ["Duty"]
 
 # Another watcher of this node is done by then.
 _BUSY_S = 30.0
+# So is another node.
+_OTHERS_S = 290.0
 
 
 @attrs.define
@@ -75,6 +77,10 @@ class Duty:
             self.failed += 1
             return _later(reason)
 
+        if got.outcome == "taken":
+            # If whoever should explain it is dead by then, we do.
+            say(logging.INFO, "%s", f"{reason}: {got.summary}")
+            return NotYet(_OTHERS_S)
         if got.bundle is not None:
             known = self.order.but | {got.bundle}
             self.order = attrs.evolve(self.order, but=known)

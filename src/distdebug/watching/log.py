@@ -28,7 +28,7 @@ def say(
     Log something; on a thread that is not the main one, in bounded time.
 
     Args:
-        level: How bad it is, as :mod:`logging` counts.
+        level: How bad it is, as *logging* counts.
 
         text: What to say, with a ``%s`` for each of *args*.
 
