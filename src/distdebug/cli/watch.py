@@ -10,14 +10,9 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
-from .options import (
-    Commands,
-    add_command,
-    add_process_options,
-    positive_seconds,
-    warn,
-)
+from .options import Commands, add_command, warn
 from .output import print_json
+from .watch_options import add_progress, add_what, add_when, add_whom
 
 
 if TYPE_CHECKING:
@@ -62,102 +57,14 @@ def add_parser(commands: Commands) -> None:
         help="take a snapshot when a job makes no progress",
         text=_TEXT,
     )
-    _add_when(parser)
-    _add_what(parser)
+    add_when(parser)
+    add_progress(parser)
+    add_what(parser)
+    add_whom(parser)
     parser.add_argument(
         "--json",
         action="store_true",
         help="print each snapshot as a line of JSON",
-    )
-
-
-def _add_when(parser: argparse.ArgumentParser) -> None:
-    when = parser.add_argument_group("when to look")
-    when.add_argument(
-        "--wait-seconds",
-        action="append",
-        type=positive_seconds,
-        metavar="S",
-        help="look after so many seconds in any case; may be given several "
-        "times",
-    )
-    when.add_argument(
-        "--floor",
-        type=positive_seconds,
-        default=60.0,
-        metavar="S",
-        help="a job that moved within so many seconds is not stuck "
-        "(default: %(default)g)",
-    )
-    when.add_argument(
-        "--start",
-        type=positive_seconds,
-        default=600.0,
-        metavar="S",
-        help="the first sign of progress may take so many seconds "
-        "(default: %(default)g)",
-    )
-    when.add_argument(
-        "--progress",
-        action="append",
-        metavar="FILE",
-        help="the job makes progress as long as this file, or a file in this "
-        "folder, changes; may be given several times",
-    )
-    when.add_argument(
-        "--gpu",
-        action="store_true",
-        help="the job makes progress as long as its GPUs do something",
-    )
-    when.add_argument(
-        "--until-exit",
-        action="store_true",
-        help="go on after the last wait until the processes are gone",
-    )
-    when.add_argument(
-        "--config",
-        metavar="FILE",
-        help="take wait_seconds and output_dir from the debug: section of "
-        "this job file (YAML)",
-    )
-
-
-def _add_what(parser: argparse.ArgumentParser) -> None:
-    what = parser.add_argument_group("what to watch, and where to write")
-    what.add_argument(
-        "--output-dir",
-        metavar="DIR",
-        help="where to put snapshots (default: LOG_DIR/backtraces)",
-    )
-    what.add_argument(
-        "--log-dir",
-        default=".",
-        metavar="DIR",
-        help="folder of the job's logs (default: here)",
-    )
-    what.add_argument(
-        "--dump-dir",
-        metavar="D",
-        help="where the ranks put their Flight Recorder dumps",
-    )
-    what.add_argument(
-        "--log", action="append", metavar="FILE", help="keep the end of it"
-    )
-    add_process_options(what)
-    tell = parser.add_argument_group("whom to tell if something is wrong")
-    tell.add_argument(
-        "--on-hang",
-        action="append",
-        metavar="COMMAND",
-        help="run this command; it reads JSON, and DISTDEBUG_SUMMARY and "
-        "DISTDEBUG_FOLDER are set; it is not run by a shell: for pipes and "
-        "variables, use sh -c '…'",
-    )
-    tell.add_argument(
-        "--webhook",
-        action="append",
-        metavar="FILE",
-        help="send JSON to the address in this file",
     )
 
 
@@ -182,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     ending = watch_processes(
         config,
         on_hang=duty,
-        tell=partial(_tell_whom, floor_s=args.floor),
+        tell=_teller(args.floor),
         pids=args.pid or (),
         patterns=args.pattern or (),
         sense=_sense(args),
@@ -258,12 +165,25 @@ def _warn_of_missing(pids: Iterable[int]) -> None:
             warn(f"no such process: {pid}")
 
 
-def _tell_whom(pids: tuple[int, ...], *, floor_s: float) -> None:
-    from ..processes.find import find_workers
+def _teller(floor_s: float) -> Callable[[tuple[int, ...]], None]:
+    """
+    Tell whom it watches, and that it waits; the end is told by others.
+    """
+    was_there = False
 
-    if not pids:
-        warn("nobody is there to be watched")
-        return
+    def tell(pids: tuple[int, ...]) -> None:
+        nonlocal was_there
+        if pids:
+            _tell_whom(pids, floor_s)
+        elif not was_there:
+            warn("nobody is there to be watched yet")
+        was_there = was_there or bool(pids)
+
+    return tell
+
+
+def _tell_whom(pids: tuple[int, ...], floor_s: float) -> None:
+    from ..processes.find import find_workers
 
     try:
         workers = find_workers(include_children=False)
