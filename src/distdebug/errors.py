@@ -17,6 +17,8 @@ Exceptions that *distdebug* raises on purpose.
     ├── CaptureError
     │   └── NodeBusyError
     ├── NodesError (RuntimeError)
+    ├── LogError (ValueError)
+    │   └── NoLogsError (FileNotFoundError)
     ├── RulesError (ValueError)
     ├── ConfigError (ValueError)
     ├── HookError (RuntimeError)
@@ -34,9 +36,11 @@ __all__ = [
     "DumpError",
     "DumpFormatError",
     "HookError",
+    "LogError",
     "MeshError",
     "MissingDependencyError",
     "NoDumpsError",
+    "NoLogsError",
     "NodeBusyError",
     "NodesError",
     "NotRecordingError",
@@ -175,9 +179,21 @@ class NodesError(DistdebugError, RuntimeError):
     """
 
 
+class LogError(DistdebugError, ValueError):
+    """
+    A log, or a folder of logs, cannot be used, or not as was asked.
+    """
+
+
+class NoLogsError(LogError, FileNotFoundError):
+    """
+    There is no log, or no Ray session, where one was looked for.
+    """
+
+
 class RulesError(DistdebugError, ValueError):
     """
-    A file of rules about stacks cannot be used.
+    A file of rules cannot be used.
 
     Args:
         message: What is wrong with it, and where.
@@ -190,7 +206,7 @@ class RulesError(DistdebugError, ValueError):
     def __init__(self, message: str, path: str) -> None:
         super().__init__(
             f"{path}: {message}",
-            remedy="see the reference of stacks for the form of a rule",
+            remedy="see the reference of this kind of rules for their form",
         )
         self.message = message
         self.path = path

@@ -9,11 +9,11 @@ import pickle
 
 import pytest
 
+from distdebug._patterns import check_pattern
 from distdebug.errors import RulesError
 from distdebug.findings import Cause
 from distdebug.stacks.explain import explain_stacks
 from distdebug.stacks.model import ProcessStacks, StackFrame, ThreadStack
-from distdebug.stacks.patterns import check_pattern
 from distdebug.stacks.rules import DOING, load_rules, read_rules
 
 

@@ -86,6 +86,8 @@ class Cause(StrEnum):
     COLLECTIVE_TIMEOUT = "collective_timeout"
     RENDEZVOUS_TIMEOUT = "rendezvous_timeout"
     NETWORK_MISCONFIGURED = "network_misconfigured"
+    NETWORK_FAILURE = "network_failure"
+    NODE_MISCONFIGURED = "node_misconfigured"
     START_UP_STALLED = "start_up_stalled"
     LOSS_NOT_FINITE = "loss_not_finite"
     DISK_FULL = "disk_full"

@@ -20,9 +20,9 @@ from typing import Any, get_args
 import attrs
 
 from .._files import read_ordinary
+from .._patterns import check_pattern
 from ..errors import RulesError
 from ..findings import Cause, Confidence
-from .patterns import check_pattern
 
 
 __all__ = [

@@ -1,0 +1,27 @@
+"""
+How is any log read line by line: who printed a line, when, and how often?
+
+Everything that reads logs begins here, so that colors, prefixes of launchers,
+progress bars, junk, and files that are no files are dealt with once.
+"""
+
+from __future__ import annotations
+
+from .files import Walk, open_log, walk_logs
+from .model import LogLine, Origin
+from .parse import parse_line
+from .read import read_lines, split_block
+from .times import parse_time
+
+
+__all__ = [
+    "LogLine",
+    "Origin",
+    "Walk",
+    "open_log",
+    "parse_line",
+    "parse_time",
+    "read_lines",
+    "split_block",
+    "walk_logs",
+]

@@ -1,0 +1,157 @@
+"""
+Which files of a folder are logs, and how is one opened without harm?
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import os
+import stat
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from .._files import open_ordinary
+from ..findings import Missing
+
+
+__all__ = ["Walk", "open_log", "walk_logs"]
+
+_PACKED: dict[str, Callable[[Any], Any]] = {
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+}
+# Neither text nor ever printed by a job.
+_OTHERS = frozenset(
+    {
+        *(".bin", ".ckpt", ".distcp", ".json", ".nsys-rep", ".npy", ".npz"),
+        *(".pickle", ".pkl", ".pt", ".pth", ".py", ".pyc", ".qdstrm", ".so"),
+        *(".safetensors", ".sock", ".sqlite", ".tar", ".tgz", ".whl", ".zip"),
+        *(".html", ".lock", ".parquet", ".arrow", ".png", ".yaml", ".yml"),
+    }
+)
+_MOST_DEPTH = 32
+
+
+def open_log(path: str | os.PathLike[str]) -> IO[bytes]:
+    """
+    Open a log to be read, unpacked if it is packed.
+
+    Args:
+        path: The file; one that ends in ``.gz``, ``.bz2``, or ``.xz`` is
+            unpacked while it is read.
+
+    Returns:
+        The file.
+
+    Raises:
+        OSError: It cannot be opened.
+
+        ValueError: It is no ordinary file.
+    """
+    file = open_ordinary(path, "not an ordinary file")
+    unpack = _PACKED.get(os.path.splitext(os.fspath(path))[1])  # noqa: PTH122 str is enough
+    if unpack is None:
+        return file
+
+    unpacked: IO[bytes] = unpack(file)
+    return unpacked
+
+
+class Walk:
+    """
+    The logs below some paths, and what was left out.
+
+    Iterating gives the logs, in the order of their names; each once, however
+    many ways lead to it.
+
+    Args:
+        paths: Files and folders.  A file that is named is read whatever it is
+            called; links inside a folder are followed only if they stay in it.
+
+    Attributes:
+        missing: What could not be looked at, and why, as far as was walked.
+    """
+
+    def __init__(
+        self, paths: Iterable[str | os.PathLike[str]] | str | os.PathLike[str]
+    ) -> None:
+        if isinstance(paths, (str, os.PathLike)):
+            paths = [paths]
+        self.missing: list[Missing] = []
+        self._paths = [Path(path) for path in paths]
+        self._seen: set[tuple[int, int]] = set()
+
+    def __iter__(self) -> Iterator[Path]:
+        for path in self._paths:
+            try:
+                status = path.stat()
+            except (OSError, ValueError) as exc:
+                self._lose(path, exc)
+                continue
+            if stat.S_ISDIR(status.st_mode):
+                yield from self._below(path, path.resolve(), 0)
+            elif not stat.S_ISREG(status.st_mode):
+                self._lose(path, ValueError("not an ordinary file"))
+            elif self._is_new(status):
+                yield path
+
+    def _below(self, folder: Path, root: Path, depth: int) -> Iterator[Path]:
+        try:
+            with os.scandir(folder) as listed:
+                entries = sorted(listed, key=lambda entry: entry.name)
+        except OSError as exc:
+            self._lose(folder, exc)
+            return
+        for entry in entries:
+            path = folder / entry.name
+            try:
+                if entry.is_symlink() and not _stays(path, root):
+                    continue
+                status = entry.stat()
+            except OSError:  # gone meanwhile, or a link to nothing
+                continue
+            is_dir = stat.S_ISDIR(status.st_mode)
+            if is_dir and depth < _MOST_DEPTH and self._is_new(status):
+                yield from self._below(path, root, depth + 1)
+            elif (
+                stat.S_ISREG(status.st_mode)
+                and path.suffix.lower() not in _OTHERS
+                and self._is_new(status)
+            ):
+                yield path
+
+    def _is_new(self, status: os.stat_result) -> bool:
+        key = (status.st_dev, status.st_ino)
+        is_new = key not in self._seen
+        self._seen.add(key)
+        return is_new
+
+    def _lose(self, path: Path, exc: Exception) -> None:
+        reason = getattr(exc, "strerror", None) or str(exc)
+        self.missing.append(
+            Missing(what="log", reason=reason, source=str(path))
+        )
+
+
+def walk_logs(
+    paths: Iterable[str | os.PathLike[str]] | str | os.PathLike[str],
+) -> Walk:
+    """
+    Find the logs below some paths.
+
+    Args:
+        paths: Files and folders.
+
+    Returns:
+        The logs, found while it is iterated over, and what was left out.
+    """
+    return Walk(paths)
+
+
+def _stays(path: Path, root: Path) -> bool:
+    return path.resolve().is_relative_to(root)

@@ -1,0 +1,3 @@
+"""
+Is a node, with its GPUs and its network, able to work?
+"""

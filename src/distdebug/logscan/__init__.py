@@ -1,0 +1,3 @@
+"""
+What went wrong, as gigabytes of logs tell?
+"""

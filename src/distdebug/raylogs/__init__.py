@@ -1,0 +1,3 @@
+"""
+Which log belongs to that Ray actor, who died first, and why?
+"""

@@ -1,0 +1,3 @@
+"""
+In which phase of its start-up is a job, and does that take too long?
+"""
