@@ -8,6 +8,7 @@ library.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import stat
 
@@ -17,6 +18,7 @@ from typing import IO
 
 
 __all__ = [
+    "numbered",
     "open_ordinary",
     "read_ordinary",
     "replace_link",
@@ -83,6 +85,21 @@ def read_ordinary(path: str | os.PathLike[str], most: int) -> bytes:
 
 def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
+
+
+def numbered(path: Path) -> Iterator[Path]:
+    """
+    What to call something if others of its name are there already?
+
+    Args:
+        path: What it should be called.
+
+    Yields:
+        *path*, ``PATH.2``, ``PATH.3``, and so on without end.
+    """
+    yield path
+    for number in itertools.count(2):
+        yield path.with_name(f"{path.name}.{number}")
 
 
 def write_whole(path: Path, data: bytes) -> None:

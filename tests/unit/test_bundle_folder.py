@@ -17,20 +17,24 @@ import pytest
 from distdebug.bundle import folder as folder_module
 from distdebug.bundle import mark as mark_module
 from distdebug.bundle.folder import (
-    MARK,
     age_s,
     is_taken,
     join_bundle,
     new_bundle,
     node_name,
-    take_over,
 )
 from distdebug.bundle.manifest import (
     Manifest,
     read_manifest,
     write_manifest,
 )
-from distdebug.bundle.mark import is_begun_by, run_in_mark, set_mark
+from distdebug.bundle.mark import (
+    MARK,
+    is_begun_by,
+    run_in_mark,
+    set_mark,
+    take_over,
+)
 from distdebug.errors import ConfigError
 
 

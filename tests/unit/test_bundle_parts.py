@@ -6,8 +6,14 @@ from __future__ import annotations
 
 import pytest
 
-from distdebug.bundle.folder import MANIFEST, MARK, join_bundle
-from distdebug.bundle.manifest import Manifest, NodeEntry, write_manifest
+from distdebug.bundle.folder import join_bundle
+from distdebug.bundle.manifest import (
+    MANIFEST,
+    Manifest,
+    NodeEntry,
+    write_manifest,
+)
+from distdebug.bundle.mark import MARK
 from distdebug.bundle.parts import count_parts, merge_manifests, read_parts
 from distdebug.findings import Missing
 

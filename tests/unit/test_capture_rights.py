@@ -131,7 +131,7 @@ class TestAttachHindrance:
         A missing right comes before another namespace.
         """
         denied = CaptureStatus.YAMA, "lower it"
-        looks(state(pid_inside=1))
+        looks(state(pid_inside=PARENT + 1))
         monkeypatch.setattr(hindrance, "why_denied", lambda _: denied)
 
         assert denied == attach_hindrance(PARENT)
@@ -140,7 +140,7 @@ class TestAttachHindrance:
         """
         A process of a container is told, and how one comes in there.
         """
-        looks(state(pid_inside=1))
+        looks(state(pid_inside=PARENT + 1))
 
         found, advice = attach_hindrance(PARENT)
 

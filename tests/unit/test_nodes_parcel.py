@@ -38,7 +38,7 @@ def answer_of(function, *, data=None, version=None):
     status = child.main(arguments, stdin, out)
 
     assert 0 == status
-    answer, rest = unpack_answer(sent, f"before{out.getvalue()}after")
+    answer, rest = unpack_answer(sent.mark, f"before{out.getvalue()}after")
     assert "before\nafter" == rest
     return answer
 
@@ -107,7 +107,7 @@ class TestAnswer:
         """
         Without the mark everything is output.
         """
-        assert (None, "text\n") == unpack_answer(pack(int, 1), "text\n")
+        assert (None, "text\n") == unpack_answer(pack(int, 1).mark, "text\n")
 
     @pytest.mark.parametrize("line", ["", "{", "[" * 100000, "3"])
     def test_damaged(self, line):
@@ -116,7 +116,7 @@ class TestAnswer:
         """
         sent = pack(int, 1)
 
-        got, _ = unpack_answer(sent, f"\n{sent.mark} {line}\n")
+        got, _ = unpack_answer(sent.mark, f"\n{sent.mark} {line}\n")
 
         assert got is None
 
@@ -153,7 +153,7 @@ class TestByValue:
             capture_output=True,
             timeout=60,
         )
-        return unpack_answer(sent, done.stdout.decode())[0]
+        return unpack_answer(sent.mark, done.stdout.decode())[0]
 
     def test_user_code(self, module):
         """

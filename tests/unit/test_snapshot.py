@@ -12,8 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from distdebug.bundle.folder import MARK, new_bundle
+from distdebug.bundle.folder import new_bundle
 from distdebug.bundle.manifest import Manifest, read_manifest
+from distdebug.bundle.mark import MARK
 from distdebug.capture.model import Capture, CaptureStatus, ProcessCapture
 from distdebug.diagnosis import collect as module
 from distdebug.diagnosis import snapshot as snapshot_module

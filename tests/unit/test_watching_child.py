@@ -80,14 +80,14 @@ class Child:
         self.got = (reason, order)
         return self.answer
 
-    def run(self, argv, *, environment, bound, stdin):
+    def run(self, argv, *, environment, bound, data):
         """
         Run the program.
         """
         self.argv, self.environment, self.bound = argv, environment, bound
         stdout = io.StringIO()
         stdout.write(self.noise)
-        task = io.StringIO(stdin.read().decode())
+        task = io.StringIO(data.decode())
         status = module.main(task, stdout)
         stdout.write("and more\n")
         return Ended(status, stdout.getvalue().encode(), b"")
@@ -201,8 +201,8 @@ class TestNoAnswer:
         Half an answer is none.
         """
 
-        def run(argv, *, stdin, **_):
-            mark = json.load(stdin)["mark"]
+        def run(argv, *, data, **_):
+            mark = json.loads(data)["mark"]
             text = f'\n{mark} {{"outcome": "fi'
             return Ended(None, text.encode(), b"")
 

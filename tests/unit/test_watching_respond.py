@@ -17,13 +17,14 @@ from types import SimpleNamespace
 import attrs
 import pytest
 
-from distdebug.bundle.folder import MARK, join_bundle
+from distdebug.bundle.folder import join_bundle
 from distdebug.bundle.manifest import (
     Manifest,
     NodeEntry,
     read_manifest,
     write_manifest,
 )
+from distdebug.bundle.mark import MARK
 from distdebug.capture.attaching.lock import node_lock
 from distdebug.diagnosis.collect import Collected
 from distdebug.diagnosis.wanted import Wanted

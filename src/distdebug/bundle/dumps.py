@@ -135,7 +135,8 @@ def keep_dumps(  # noqa: PLR0913 each can be left out
         most_bytes: How much to keep, at most.
 
     Returns:
-        What was written, with the times of the originals, and at most half of what the disk has left; and what was not, and why.
+        What was written, with the times of the originals, and at most half of
+        what the disk has left; and what was not, and why.
     """
     root = Path(dump_dir)
     # Copying takes time too.

@@ -20,30 +20,20 @@ from pathlib import Path
 
 import attrs
 
+from .._files import numbered
 from .._text import clean
 from ..errors import BundleError, ConfigError
-from .manifest import MANIFEST, read_manifest
-from .mark import (
-    MARK,
-    is_begun_by,
-    run_in_mark,
-    set_mark,
-    take_over,
-    unmark,
-)
+from .manifest import MANIFEST, is_done, read_manifest
+from .mark import MARK, is_begun_by, run_in_mark, set_mark, unmark
 
 
 __all__ = [
-    "MANIFEST",
-    "MARK",
     "Part",
     "age_s",
     "is_taken",
     "join_bundle",
     "new_bundle",
     "node_name",
-    "take_over",
-    "unmark",
 ]
 
 _NAMES = ("DISTDEBUG_NODE", "SLURMD_NODENAME")
@@ -197,10 +187,11 @@ def is_taken(
         begun it and did not finish it.
     """
     for bundle in itertools.takewhile(os.path.lexists, _names(output_dir)):
-        is_ours = bundle not in but and _is_of(bundle, run, window_s)
-        is_done = any(map(_is_done, _parts_of(bundle, host)))
+        if bundle in but or not _is_of(bundle, run, window_s):
+            continue
         # Whoever began it here was killed while it waited for the others.
-        if is_ours and is_done and not _is_left(bundle, host):
+        has_part = any(map(is_done, _parts_of(bundle, host)))
+        if has_part and not _is_left(bundle, host):
             return bundle
     return None
 
@@ -229,9 +220,7 @@ def _names(output_dir: str | os.PathLike[str]) -> Iterator[Path]:
     if not _has_name(wanted):
         raise OSError(errno.EINVAL, "a folder needs a name", str(wanted))
 
-    yield wanted
-    for number in itertools.count(2):
-        yield wanted.with_name(f"{wanted.name}.{number}")
+    return numbered(wanted)
 
 
 def _has_name(path: Path) -> bool:
@@ -254,8 +243,8 @@ def _is_of(bundle: Path, run: str, window_s: float) -> bool:
 
 
 def _claim_part(bundle: Path, host: str) -> Path | None:
-    for folder in _names(bundle / host):
-        if _is_done(folder):
+    for folder in numbered(bundle / host):
+        if is_done(folder):
             return None
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700)
@@ -268,18 +257,14 @@ def _parts_of(bundle: Path, host: str) -> Iterator[Path]:
     """
     The folders of a node.
     """
-    return itertools.takewhile(os.path.lexists, _names(bundle / host))
+    return itertools.takewhile(os.path.lexists, numbered(bundle / host))
 
 
 def _is_left(bundle: Path, host: str) -> bool:
     """
     Whether it is on this node to finish it.
     """
-    return is_begun_by(bundle, host) and not _is_done(bundle)
-
-
-def _is_done(folder: Path) -> bool:
-    return os.path.exists(folder / MANIFEST)  # noqa: PTH110 never raises
+    return is_begun_by(bundle, host) and not is_done(bundle)
 
 
 def _is_dir(path: str) -> bool:
@@ -296,7 +281,7 @@ def _claim(folder: Path, host: str, run: str | None) -> bool:
 
     # Somebody may have begun and ended since it was seen to be empty; what
     # else is there now is by those who join us.
-    if _is_done(folder):
+    if is_done(folder):
         unmark(folder)
         return False
 

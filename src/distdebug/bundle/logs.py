@@ -5,12 +5,11 @@ What did the job say last?
 from __future__ import annotations
 
 import os
-import stat
 
 from collections.abc import Iterable
 from pathlib import Path
 
-from .._files import write_whole
+from .._files import open_ordinary, write_whole
 from ..findings import Missing
 
 
@@ -55,13 +54,9 @@ def keep_tails(
 
 
 def _tail(log: Path) -> bytes:
-    # What lies there may be a pipe, at which opening would wait.
-    fd = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(fd, "rb") as file:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            _refuse("it is not a file")
-        file.seek(max(status.st_size - _MOST_BYTES, 0))
+    with open_ordinary(log, "it is not a file") as file:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(max(size - _MOST_BYTES, 0))
         return file.read(_MOST_BYTES)
 
 

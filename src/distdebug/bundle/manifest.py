@@ -32,6 +32,7 @@ __all__ = [
     "Manifest",
     "NodeEntry",
     "NodeStatus",
+    "is_done",
     "parse_manifest",
     "read_manifest",
     "write_manifest",
@@ -108,6 +109,19 @@ class Manifest:
         Plain data, in the layout of the file.
         """
         return {"tool": "distdebug", **attrs.asdict(self)}
+
+
+def is_done(folder: Path) -> bool:
+    """
+    Find out whether a snapshot, or the part of a node, is finished.
+
+    Args:
+        folder: Its folder.
+
+    Returns:
+        Whether its manifest is there, which comes last.
+    """
+    return os.path.exists(folder / MANIFEST)  # noqa: PTH110 never raises
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> Path:

@@ -14,11 +14,11 @@ from pathlib import Path
 
 from ..errors import BundleError
 from ..findings import Missing
-from .manifest import MANIFEST, Manifest, NodeEntry, read_manifest
+from .manifest import Manifest, NodeEntry, is_done, read_manifest
 from .mark import MARK
 
 
-__all__ = ["count_parts", "merge_manifests", "read_parts"]
+__all__ = ["count_parts", "lost_part", "merge_manifests", "read_parts"]
 
 
 _NOTHING_KNOWN: Mapping[str, Manifest] = {}
@@ -60,10 +60,28 @@ def count_parts(folder: Path) -> tuple[int, int]:
         OSError: The folder cannot be read.
     """
     parts = _parts(folder)
-    done = [part for part in parts if _is_done(part)]
+    done = [part for part in parts if is_done(part)]
     # Who was killed, and began once more, does not go on here.
     dead = {folder / part.name.rpartition(".")[0] for part in done}
     return len(done), len(set(parts) - set(done) - dead)
+
+
+def lost_part(node: NodeEntry, remedy: str = "") -> Manifest:
+    """
+    Say that the part of a node is not there.
+
+    Args:
+        node: The node, and why.
+
+        remedy: What to do about it, or ``""``.
+
+    Returns:
+        A manifest that tells nothing else.
+    """
+    more = f" (try: {remedy})" if remedy else ""
+    reason = f"{node.reason}{more}"
+    lost = Missing(what="node", reason=reason, source=node.host)
+    return Manifest(version="", created=0.0, nodes=(node,), skipped=(lost,))
 
 
 def merge_manifests(
@@ -95,10 +113,6 @@ def merge_manifests(
     )
 
 
-def _is_done(part: Path) -> bool:
-    return os.path.exists(part / MANIFEST)  # noqa: PTH110 never raises
-
-
 def _parts(folder: Path) -> list[Path]:
     with os.scandir(folder) as entries:
         names = sorted(
@@ -119,6 +133,4 @@ def _read_part(folder: Path, known: Mapping[str, Manifest]) -> Manifest:
 
 def _undone(host: str) -> Manifest:
     reason = "it was not done, or its snapshot was killed"
-    node = NodeEntry(host=host, status="partial", reason=reason)
-    lost = Missing(what="node", reason=reason, source=host)
-    return Manifest(version="", created=0.0, nodes=(node,), skipped=(lost,))
+    return lost_part(NodeEntry(host=host, status="partial", reason=reason))

@@ -6,7 +6,6 @@ The names of the files are those that users of SGLang know.
 
 from __future__ import annotations
 
-import itertools
 import json
 
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from pathlib import Path
 
 import attrs
 
-from .._files import write_whole
+from .._files import numbered, write_whole
 from ..findings import Missing
 from ..stacks.write import stacks_to_json, stacks_to_text
 from .model import Capture, ProcessCapture
@@ -40,13 +39,12 @@ def make_folder(output_dir: Path, host: str) -> Path:
         OSError: It cannot be made.
     """
     output_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for number in itertools.count(1):
-        name = host if number == 1 else f"{host}.{number}"
+    for folder in numbered(output_dir / host):
         try:
-            (output_dir / name).mkdir(mode=0o700)
+            folder.mkdir(mode=0o700)
         except FileExistsError:
             continue
-        return output_dir / name
+        return folder
 
     raise AssertionError  # the numbers never end
 

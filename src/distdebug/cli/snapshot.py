@@ -89,6 +89,23 @@ def add_parser(commands: Commands) -> None:
 
 def _add_targets(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what to take")
+    _add_places(what)
+    what.add_argument(
+        "--dump-dir",
+        metavar="D",
+        help="where the ranks put their Flight Recorder dumps; they are asked "
+        "for new ones",
+    )
+    what.add_argument(
+        "--log",
+        action="append",
+        metavar="FILE",
+        help="keep the end of this file; may be given several times",
+    )
+    add_process_options(what)
+
+
+def _add_places(what: argparse._ArgumentGroup) -> None:
     where = what.add_mutually_exclusive_group()
     where.add_argument(
         "--here", action="store_true", help="of this node (the default)"
@@ -121,19 +138,6 @@ def _add_targets(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="with --slurm: enter this pyxis container on each node",
     )
-    what.add_argument(
-        "--dump-dir",
-        metavar="D",
-        help="where the ranks put their Flight Recorder dumps; they are asked "
-        "for new ones",
-    )
-    what.add_argument(
-        "--log",
-        action="append",
-        metavar="FILE",
-        help="keep the end of this file; may be given several times",
-    )
-    add_process_options(what)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     from ..watching.duty import Duty
     from ..watching.given import a_number
     from ..watching.progress import ProgressSensor
-    from ..watching.watch import LEAST_POLL_S, watch_processes
+    from ..watching.watch import poll_of, watch_processes
 
     a_number(args.floor, "--floor", least=0.1)
     config = _config(args)
@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
             ProgressSensor, floor_s=args.floor, start_s=args.start
         ),
         until_exit=args.until_exit or not args.wait_seconds,
-        poll_s=max(LEAST_POLL_S, min(10.0, args.floor / 4)),
+        poll_s=poll_of(args.floor),
     )
     if ending in {"off", "nobody"}:
         nobody = "no such process" if args.pid else "nobody"

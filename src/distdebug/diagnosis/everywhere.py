@@ -14,9 +14,8 @@ from typing import Any
 
 from ..bundle.folder import new_bundle, node_name
 from ..bundle.manifest import Manifest, NodeEntry, parse_manifest
-from ..bundle.parts import merge_manifests
+from ..bundle.parts import lost_part, merge_manifests
 from ..capture.files import make_folder
-from ..findings import Missing
 from ..nodes.model import Engine, NodeResult
 from ..nodes.run import run_on_nodes
 from .collect import Tell, collect_node, version
@@ -102,12 +101,10 @@ def _part(result: NodeResult) -> Manifest:
     except ValueError as exc:
         reason = f"it answered with something else: {exc}"
 
-    remedy = f" (try: {result.remedy})" if result.remedy else ""
     node = NodeEntry(
         host=result.host,
         status="failed",
         seconds=result.seconds,
         reason=reason,
     )
-    lost = Missing(what="node", reason=f"{reason}{remedy}", source=result.host)
-    return Manifest(version="", created=0.0, nodes=(node,), skipped=(lost,))
+    return lost_part(node, result.remedy)

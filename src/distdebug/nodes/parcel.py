@@ -90,22 +90,22 @@ def pack(function: Callable[[], object], timeout_s: float) -> Parcel:
     )
 
 
-def unpack_answer(parcel: Parcel, output: str) -> tuple[Any, str]:
+def unpack_answer(mark: str, output: str) -> tuple[Any, str]:
     """
-    What did the node answer?
+    What did a child answer that was sent a mark?
 
     Args:
-        parcel: What it was sent.
+        mark: What stands before the answer.
 
-        output: What it printed.
+        output: All that it printed.
 
     Returns:
         The answer, a mapping, or ``None`` if there is none; and what was
         printed besides.
     """
-    before, mark, rest = output.rpartition(f"{parcel.mark} ")
+    before, found, rest = output.rpartition(f"{mark} ")
     line, _, after = rest.partition("\n")
-    if not mark:
+    if not found:
         return None, output
     try:
         answer = json.loads(line)

@@ -11,11 +11,10 @@ import subprocess
 import threading
 import time
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import IO
 
-from .._files import scratch_file
 from .model import Bound, Ended, NodeStatus, Trouble
 
 
@@ -34,7 +33,7 @@ def run_process(
     *,
     environment: Mapping[str, str],
     bound: Bound,
-    stdin: IO[bytes] | int = subprocess.DEVNULL,
+    data: bytes | None = None,
 ) -> Ended:
     """
     What does this command print, and how does it end?
@@ -49,7 +48,7 @@ def run_process(
 
         bound: When it is ended.
 
-        stdin: What it reads; by default nothing.
+        data: What it reads from its standard input, if anything.
 
     Returns:
         What it left.
@@ -57,14 +56,15 @@ def run_process(
     Raises:
         OSError: It cannot be started.
     """
-    process = subprocess.Popen(
-        argv,
-        stdin=stdin,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment,
-        start_new_session=True,
-    )
+    with _input(data) as stdin:
+        process = subprocess.Popen(
+            argv,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,
+        )
     with selectors.DefaultSelector() as selector:
         kept = _Streams(process, selector)
         in_time = False
@@ -107,12 +107,9 @@ def run_errand(
         What it left; that it cannot be started is a trouble.
     """
     try:
-        with scratch_file() as file:
-            file.write(data or b"")
-            file.seek(0)
-            return run_process(
-                argv, environment=environment, bound=bound, stdin=file
-            )
+        return run_process(
+            argv, environment=environment, bound=bound, data=data
+        )
     except (OSError, ValueError) as exc:
         return Ended(
             trouble=Trouble(
@@ -121,6 +118,22 @@ def run_errand(
                 "see whether the command exists and may be run here",
             )
         )
+
+
+@contextmanager
+def _input(data: bytes | None) -> Iterator[IO[bytes] | int]:
+    """
+    What a command reads: no pipe, at which we would wait for one that does not
+    read, and nothing on a disk, which may be full.
+    """
+    if data is None:
+        yield subprocess.DEVNULL
+        return
+
+    with os.fdopen(os.memfd_create("distdebug"), "w+b") as file:
+        file.write(data)
+        file.seek(0)
+        yield file
 
 
 class _Streams:

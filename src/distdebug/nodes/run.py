@@ -94,7 +94,7 @@ def _result(
     complaint = ended.complaint.decode("utf-8", "replace")
     answer = None
     if parcel:
-        answer, output = unpack_answer(parcel, output)
+        answer, output = unpack_answer(parcel.mark, output)
     shown = without_controls(f"{output.strip()}\n{complaint.strip()}").strip()
     result = NodeResult(
         host=clean(arrival.host),

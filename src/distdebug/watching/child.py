@@ -24,6 +24,7 @@ import attrs
 from .._text import clean
 from ..diagnosis.wanted import Wanted
 from ..errors import CaptureError
+from ..nodes.parcel import unpack_answer
 from ..nodes.process import Bound, Ended, run_process
 from .hang import Hang, HangReason
 from .respond import Order, Response, respond
@@ -67,20 +68,16 @@ def ask_child(
         "reason": attrs.asdict(reason),
         "order": _order_to_json(order),
     }
-    # Not on a disk, which may be full.
-    with os.fdopen(os.memfd_create("distdebug"), "w+b") as file:
-        file.write(json.dumps(task).encode())
-        file.seek(0)
-        ended = run_process(
-            [sys.executable, "-P", "-m", f"{_PACKAGE}.watching.child"],
-            environment=_environment(),
-            bound=Bound(
-                timeout_s=order.wanted.timeout_s + _MORE_S,
-                grace_s=5.0,
-                stop=stop,
-            ),
-            stdin=file,
-        )
+    ended = run_process(
+        [sys.executable, "-P", "-m", f"{_PACKAGE}.watching.child"],
+        environment=_environment(),
+        bound=Bound(
+            timeout_s=order.wanted.timeout_s + _MORE_S,
+            grace_s=5.0,
+            stop=stop,
+        ),
+        data=json.dumps(task).encode(),
+    )
     return _answer(reason, mark, ended)
 
 
@@ -111,16 +108,12 @@ def main(stdin: IO[str], stdout: IO[str]) -> int:
 
 
 def _answer(reason: HangReason, mark: str, ended: Ended) -> Response:
-    text = ended.output.decode("utf-8", "replace")
-    # Without the mark, nothing that it printed is an answer.
-    line = text.partition(f"{mark} ")[2].partition("\n")[0]
-    try:
-        data = json.loads(line)
-    except ValueError:
+    data, _ = unpack_answer(mark, ended.output.decode("utf-8", "replace"))
+    if data is None:
         complaint = ended.complaint[-500:].decode("utf-8", "replace")
         status = "no end" if ended.status is None else f"status {ended.status}"
         msg = f"whoever should look at the job ended with {status}: "
-        raise CaptureError(msg + clean(complaint, limit=500)) from None
+        raise CaptureError(msg + clean(complaint, limit=500))
 
     bundle = None if data["bundle"] is None else Path(data["bundle"])
     hang = None if data["hang"] is None else _hang(reason, **data["hang"])

@@ -29,7 +29,7 @@ from ..errors import ConfigError
 from .job_file import read_job_file
 
 
-__all__ = ["ONLY_PROGRESS", "HangDebugConfig"]
+__all__ = ["ONLY_PROGRESS", "HangDebugConfig", "wrong_value"]
 
 _SECTION = "debug"
 _PLACEHOLDER = re.compile(r"\{(\w*)\}")
@@ -43,7 +43,9 @@ def _as_waits(value: float | Iterable[float]) -> tuple[float, ...]:
     )
     values = tuple(value) if is_many else (value,)  # type: ignore[arg-type]
     if not 0 < len(values) <= _MOST_WAITS:
-        raise _wrong(len(values), "wait_seconds", f"1 to {_MOST_WAITS} waits")
+        raise wrong_value(
+            len(values), "wait_seconds", f"1 to {_MOST_WAITS} waits"
+        )
 
     return tuple(sorted({_as_seconds(x) for x in values}))
 
@@ -58,7 +60,7 @@ def _as_seconds(value: object) -> float:
         if 0 < seconds < math.inf:
             return seconds
 
-    raise _wrong(value, "wait_seconds", "seconds, more than 0")
+    raise wrong_value(value, "wait_seconds", "seconds, more than 0")
 
 
 def _as_folder(value: str | os.PathLike[str]) -> str:
@@ -66,7 +68,7 @@ def _as_folder(value: str | os.PathLike[str]) -> str:
     if isinstance(value, os.PathLike):
         folder = os.fspath(value)
     if not isinstance(folder, str) or not folder or "\0" in folder:
-        raise _wrong(value, "output_dir", "the path of a folder")
+        raise wrong_value(value, "output_dir", "the path of a folder")
 
     for name in _PLACEHOLDER.findall(folder):
         if name != "log_dir":
@@ -77,7 +79,7 @@ def _as_folder(value: str | os.PathLike[str]) -> str:
 
 def _check_enabled(_: object, __: object, value: object) -> None:
     if not isinstance(value, bool):
-        raise _wrong(value, "enabled", "true or false")
+        raise wrong_value(value, "enabled", "true or false")
 
 
 @attrs.frozen(kw_only=True)
@@ -122,7 +124,7 @@ class HangDebugConfig:
                 have.
         """
         if not isinstance(section, Mapping):
-            raise _wrong(section, _SECTION, "keys with values")
+            raise wrong_value(section, _SECTION, "keys with values")
 
         known = [field.name for field in attrs.fields(cls)]
         for key in section:
@@ -180,8 +182,26 @@ def _unknown(key: object, known: list[str]) -> ConfigError:
     return ConfigError(f"unknown key {_show(key)}", remedy=remedy)
 
 
-def _wrong(value: object, key: str, expected: str) -> ConfigError:
-    return ConfigError(f"{key} must be {expected}, not {_show(value)}")
+def wrong_value(
+    value: object, name: str, expected: str, *, remedy: str | None = None
+) -> ConfigError:
+    """
+    Say that a value is none that something can have.
+
+    Args:
+        value: What was given.
+
+        name: What it was given for.
+
+        expected: What could be given.
+
+        remedy: What to do about it.
+
+    Returns:
+        The error, to be raised.
+    """
+    msg = f"{name} must be {expected}, not {_show(value)}"
+    return ConfigError(msg, remedy=remedy)
 
 
 def _show(value: object) -> str:

@@ -119,4 +119,4 @@ def _later(reason: HangReason) -> NotYet:
     """
     Have a stall judged anew when it has lasted twice as long.
     """
-    return NotYet(max((s for _, s in reason.stalled), default=_BUSY_S))
+    return NotYet(reason.stalled_s or _BUSY_S)

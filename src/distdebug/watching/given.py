@@ -17,7 +17,7 @@ from typing import Any
 
 from .._text import clean
 from ..errors import ConfigError
-from .config import ONLY_PROGRESS, HangDebugConfig
+from .config import ONLY_PROGRESS, HangDebugConfig, wrong_value
 
 
 __all__ = [
@@ -69,7 +69,7 @@ def a_number(
         if least <= number <= most:
             return number
 
-    raise _wrong(
+    raise wrong_value(
         value, name, f"a number from {least:g}{unit} to {most:,.0f}{unit}"
     )
 
@@ -91,7 +91,7 @@ def a_folder(value: object, name: str) -> Path:
     """
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
     if not isinstance(text, str) or not text or "\0" in text:
-        raise _wrong(value, name, "a path")
+        raise wrong_value(value, name, "a path")
 
     try:
         return Path(text).absolute()
@@ -118,7 +118,7 @@ def several_paths(value: object, name: str) -> tuple[Path, ...]:
     if isinstance(value, (str, os.PathLike)):
         value = (value,)
     if not isinstance(value, Iterable):
-        raise _wrong(value, name, "a path, or several")
+        raise wrong_value(value, name, "a path, or several")
 
     return tuple(a_folder(path, name) for path in value)
 
@@ -142,7 +142,7 @@ def a_function(value: Any, name: str) -> Callable[..., Any]:
         return value  # type: ignore[no-any-return]
 
     is_command = name == "on_hang" and isinstance(value, str)
-    raise _wrong(
+    raise wrong_value(
         value,
         name,
         "a function",
@@ -197,15 +197,4 @@ def a_config(value: object) -> HangDebugConfig:
         return HangDebugConfig.from_file(a_folder(value, "config"))
 
     expected = "a HangDebugConfig, a debug: section, or the path of a job file"
-    raise _wrong(value, "config", expected)
-
-
-def _wrong(
-    value: object, name: str, expected: str, *, remedy: str | None = None
-) -> ConfigError:
-    try:
-        shown = repr(value)
-    except Exception:  # noqa: BLE001 a number may have too many digits
-        shown = f"a value of type {type(value).__name__}"
-    msg = f"{name} must be {expected}, not {clean(shown, limit=80)}"
-    return ConfigError(msg, remedy=remedy)
+    raise wrong_value(value, "config", expected)

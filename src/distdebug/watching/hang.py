@@ -41,6 +41,13 @@ class HangReason:
     pids: tuple[int, ...]
     stalled: tuple[tuple[str, float], ...] = ()
 
+    @property
+    def stalled_s(self) -> float:
+        """
+        For how many seconds nothing moved; 0 if everything does.
+        """
+        return max((seconds for _, seconds in self.stalled), default=0.0)
+
     def __str__(self) -> str:
         text = f"{self.elapsed_s:,.0f} s are over"
         if self.stalled:

@@ -26,14 +26,13 @@ from ..errors import ConfigError, HookError
 from ..nodes.process import Bound, Ended, run_process
 from .given import a_number
 from .hang import Hang
+from .log import say
 from .webhook.address import read_address
 from .webhook.message import message_for
 from .webhook.post import post
 
 
 __all__ = ["command_hook", "webhook_hook"]
-
-_logger = logging.getLogger("distdebug")
 
 _QUOTED = re.compile(r"""\\.|'[^']*'|"((?:\\.|[^"\\])*)\"""", re.DOTALL)
 _VARIABLE = re.compile(r"(?<!\\)\$(?:\w+|[{(][^)}]*[)}]?)")
@@ -181,17 +180,12 @@ def _run(words: Sequence[str], hang: Hang, timeout_s: float) -> Ended:
         "DISTDEBUG_FOLDER": os.fspath(hang.folder),
         "DISTDEBUG_SUMMARY": clean(hang.summary, limit=_MOST_SUMMARY),
     }
-    # Not a pipe, at which we would wait for a command that does not read; and
-    # not on a disk, which may be full.
-    with os.fdopen(os.memfd_create("distdebug"), "w+b") as stdin:
-        stdin.write(json.dumps(hang.to_dict()).encode())
-        stdin.seek(0)
-        return run_process(
-            words,
-            environment=environment,
-            bound=Bound(timeout_s=timeout_s, grace_s=_GRACE_S),
-            stdin=stdin,
-        )
+    return run_process(
+        words,
+        environment=environment,
+        bound=Bound(timeout_s=timeout_s, grace_s=_GRACE_S),
+        data=json.dumps(hang.to_dict()).encode(),
+    )
 
 
 def _ending(ended: Ended, timeout_s: float) -> str:
@@ -212,8 +206,5 @@ def _warn_of_readers(file: str | os.PathLike[str]) -> None:
     with suppress(OSError):
         if Path(file).stat().st_mode & stat.S_IROTH:
             name = clean(os.fspath(file), limit=400)
-            _logger.warning(
-                "%s holds a secret and can be read by everybody; try: "
-                "chmod 600",
-                name,
-            )
+            text = "%s holds a secret and can be read by everybody; try: "
+            say(logging.WARNING, text + "chmod 600", name)

@@ -14,6 +14,7 @@ import threading
 
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -45,7 +46,7 @@ from .senses.sources import (
     steps,
     switches,
 )
-from .watch import LEAST_POLL_S, watch_processes
+from .watch import LEAST_POLL_S, poll_of, watch_processes
 
 
 __all__ = ["Watch", "watch"]
@@ -84,10 +85,10 @@ def watch(  # noqa: PLR0913 each can be left out
 
     To be called on every rank.  A rank moves if any of these moves: what the
     Flight Recorder counts, :meth:`Watch.step` if it is ever called, the files
-    of progress, and *sense*; without any of them, the main thread.  If nothing did
-    for longer than *factor* times the longest pause so far, one rank of each
-    node has all ranks of its job on this node looked at; and if that is no
-    checkpoint and the like, a snapshot is taken.  The nodes of a job share
+    of progress, and *sense*; without any of them, the main thread.  If nothing
+    did for longer than *factor* times the longest pause so far, one rank of
+    each node has all ranks of its job on this node looked at; and if that is
+    no checkpoint and the like, a snapshot is taken.  The nodes of a job share
     one snapshot if they share *output_dir*.
 
     Args:
@@ -134,14 +135,11 @@ def watch(  # noqa: PLR0913 each can be left out
         ConfigError: A number, a path, or a function makes no sense.
     """
     config = a_config(config)
-    recording = current_recording()
-    if dump_dir is None and recording is not None:
-        dump_dir = recording.settings.dump_dir
     log_dir = a_folder(log_dir, "log_dir")
     if output_dir is None:
         output_dir = config.resolve(log_dir)
     wanted = Wanted(
-        dump_dir=None if dump_dir is None else a_folder(dump_dir, "dump_dir"),
+        dump_dir=_dump_dir(dump_dir),
         logs=several_paths(logs, "logs"),
         timeout_s=a_number(timeout_s, "timeout_s", least=0.1),
     )
@@ -164,6 +162,13 @@ def watch(  # noqa: PLR0913 each can be left out
         text = "the configuration of the watch does not enable it"
         say(logging.INFO, text)
     return started
+
+
+def _dump_dir(given: str | os.PathLike[str] | None) -> Path | None:
+    recording = current_recording()
+    if given is None and recording is not None:
+        return recording.settings.dump_dir
+    return None if given is None else a_folder(given, "dump_dir")
 
 
 class Watch:
@@ -318,7 +323,7 @@ def _loop(
     )
     new_sensor()
     if poll_s is None:
-        poll_s = max(LEAST_POLL_S, min(10.0, floor_s / 4))
+        poll_s = poll_of(floor_s)
     poll_s = a_number(poll_s, "poll_s", least=LEAST_POLL_S)
     return partial(
         watch_processes, config, new_sensor=new_sensor, poll_s=poll_s

@@ -14,7 +14,7 @@ import os
 import time
 import zlib
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -22,14 +22,13 @@ from typing import Literal, NamedTuple
 import attrs
 
 from ..bundle.folder import (
-    MANIFEST,
     Part,
     age_s,
     is_taken,
     join_bundle,
     node_name,
 )
-from ..bundle.manifest import Manifest
+from ..bundle.manifest import Manifest, is_done
 from ..bundle.mark import take_over
 from ..bundle.parts import count_parts, merge_manifests, read_parts
 from ..capture.attaching.lock import node_lock
@@ -45,6 +44,7 @@ from ..errors import CaptureError, NodeBusyError
 from ..findings import Diagnosis, Finding, Missing
 from ..processes.model import Worker
 from .hang import Hang, HangReason
+from .log import say
 from .suspects import find_crew, has_others, is_fine, look_at, run_of
 
 
@@ -59,8 +59,6 @@ _MOST_S = 180.0
 # Whoever made the folder has explained it by then, or is dead.
 _DEAD_S = 280.0
 _BEAT_S = 1.0
-
-_logger = logging.getLogger("distdebug")
 
 Outcome = Literal["explained", "taken", "elsewhere", "busy", "fine"]
 Sleep = Callable[[float], object]
@@ -149,7 +147,7 @@ def respond(
             return Response("busy", "another watcher of this node looks at it")
         except CaptureError as exc:
             # Twice is better than never.
-            _logger.warning("%s", exc)
+            say(logging.WARNING, "%s", exc)
         return _respond(reason, order, sleep)
 
 
@@ -226,7 +224,7 @@ def _is_left(bundle: Path, host: str) -> bool:
     """
     Whether nobody else explains it, and it is on us.
     """
-    if (bundle / MANIFEST).exists() or age_s(bundle) < _DEAD_S:
+    if is_done(bundle) or age_s(bundle) < _DEAD_S:
         return False
 
     return take_over(bundle, host)
@@ -241,12 +239,11 @@ def _take(site: _Site, reason: HangReason, sleep: Sleep) -> Response:
     taken = None if part.folder is None else site.collect(part.folder)
     if part.is_first and has_others(site.crew):
         _await_others(part.bundle, sleep)
-    elif not part.is_first and not (part.bundle / MANIFEST).exists():
+    elif not part.is_first and not is_done(part.bundle):
         # Whoever made the folder explains it, when all are there.
         return Response("taken", "another node explains it", part.bundle)
 
-    known = {part.folder.name: taken} if part.folder and taken else {}
-    snapshot = _explain(part.bundle, created, known)
+    snapshot = _explain(part.bundle, created, part.folder, taken)
     return _told(snapshot, reason, site.order)
 
 
@@ -266,7 +263,7 @@ def _told(snapshot: Snapshot, reason: HangReason, order: Order) -> Response:
 def _is_fine(seen: Finding, reason: HangReason, order: Order) -> bool:
     return is_fine(
         seen,
-        max((s for _, s in reason.stalled), default=0.0),
+        reason.stalled_s,
         patience_s=order.patience_s,
         running_s=order.running_s,
     )
@@ -285,14 +282,19 @@ def _await_others(bundle: Path, sleep: Sleep) -> None:
 
 
 def _explain(
-    bundle: Path, created: float, known: Mapping[str, Collected] | None = None
+    bundle: Path,
+    created: float,
+    folder: Path | None = None,
+    own: Collected | None = None,
 ) -> Snapshot:
-    known = known or {}
-    parts = read_parts(
-        bundle, known={name: taken.manifest for name, taken in known.items()}
+    """
+    Explain what all nodes took; of our part we know what cannot be read.
+    """
+    known = {folder.name: own.manifest} if folder and own else {}
+    manifest = merge_manifests(
+        read_parts(bundle, known=known), version=version(), created=created
     )
-    manifest = merge_manifests(parts, version=version(), created=created)
-    findings = tuple(f for taken in known.values() for f in taken.findings)
+    findings = own.findings if own else ()
     return explain_bundle(bundle, manifest, findings=findings)
 
 

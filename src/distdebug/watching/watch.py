@@ -29,7 +29,7 @@ from .progress import ProgressSensor
 from .senses.sources import switches
 
 
-__all__ = ["LEAST_POLL_S", "Ending", "watch_processes"]
+__all__ = ["LEAST_POLL_S", "Ending", "poll_of", "watch_processes"]
 
 # To look more often costs more than it tells.
 LEAST_POLL_S = 0.05
@@ -43,6 +43,19 @@ Ending = Literal[
     "interrupted",  # Ctrl-C
     "stopped",  # whoever sleeps for us says so
 ]
+
+
+def poll_of(floor_s: float) -> float:
+    """
+    How often to look at a job?
+
+    Args:
+        floor_s: How many seconds without progress are fine for it.
+
+    Returns:
+        Seconds between two looks: four times in that, and every 10 s at least.
+    """
+    return max(LEAST_POLL_S, min(10.0, floor_s / 4))
 
 
 def watch_processes(  # noqa: PLR0913 what a watcher needs to be tested
