@@ -9,8 +9,10 @@ import gzip
 import lzma
 import os
 import stat
+import zlib
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,7 +22,7 @@ from ..findings import Missing
 
 __all__ = ["Walk", "open_log", "walk_logs"]
 
-_PACKED: dict[str, Callable[[Any], Any]] = {
+_PACKED: Mapping[str, Callable[[Any], Any]] = {
     ".gz": gzip.open,
     ".bz2": bz2.open,
     ".xz": lzma.open,
@@ -37,7 +39,8 @@ _OTHERS = frozenset(
 _MOST_DEPTH = 32
 
 
-def open_log(path: str | os.PathLike[str]) -> IO[bytes]:
+@contextmanager
+def open_log(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     """
     Open a log to be read, unpacked if it is packed.
 
@@ -45,21 +48,26 @@ def open_log(path: str | os.PathLike[str]) -> IO[bytes]:
         path: The file; one that ends in ``.gz``, ``.bz2``, or ``.xz`` is
             unpacked while it is read.
 
-    Returns:
-        The file.
+    Yields:
+        The file; it is closed at the end.
 
     Raises:
-        OSError: It cannot be opened.
+        OSError: It cannot be opened or read.
 
-        ValueError: It is no ordinary file.
+        ValueError: It is no ordinary file, or what is packed is damaged.
     """
-    file = open_ordinary(path, "not an ordinary file")
-    unpack = _PACKED.get(os.path.splitext(os.fspath(path))[1])  # noqa: PTH122 str is enough
-    if unpack is None:
-        return file
+    with open_ordinary(path, "not an ordinary file") as file:
+        unpack = _PACKED.get(os.path.splitext(os.fspath(path))[1])  # noqa: PTH122 str is enough
+        if unpack is None:
+            yield file
+            return
 
-    unpacked: IO[bytes] = unpack(file)
-    return unpacked
+        try:
+            with unpack(file) as unpacked:
+                yield unpacked
+        except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as exc:
+            msg = f"damaged: {exc}"
+            raise ValueError(msg) from exc
 
 
 class Walk:

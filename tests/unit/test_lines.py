@@ -1,0 +1,386 @@
+"""
+Lines of logs: prefixes, times, junk, and files that are none.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import os
+import time
+
+from datetime import UTC, datetime
+
+import pytest
+
+from distdebug._lines import (
+    LogLine,
+    Origin,
+    open_log,
+    parse_line,
+    parse_time,
+    read_lines,
+    walk_logs,
+)
+from distdebug._lines import read as read_module
+
+
+def local(*parts):
+    """
+    A time of this machine, in seconds since the epoch.
+    """
+    return time.mktime((*parts, 0, 0, -1))
+
+
+NOW = local(2026, 3, 1, 12, 0, 0)
+
+
+class TestOrigin:
+    @pytest.mark.parametrize(
+        ("raw", "origin"),
+        [
+            (
+                "\x1b[36m(SglEngine pid=514428, ip=10.0.0.2)\x1b[0m text",
+                Origin(name="SglEngine", pid=514428, ip="10.0.0.2"),
+            ),
+            ("(Trainer pid=12) text", Origin(name="Trainer", pid=12)),
+            (
+                "(Named(rank=0) pid=3976) text",
+                Origin(name="Named(rank=0)", pid=3976),
+            ),
+            ("(pid=33) text", Origin(pid=33)),
+            (
+                "(raylet, ip=10.0.0.3) text",
+                Origin(name="raylet", ip="10.0.0.3"),
+            ),
+            ("(autoscaler +1m3s) text", Origin(name="autoscaler")),
+            ("(pid=gcs_server) text", Origin(name="gcs_server")),
+            ("[rank3]: text", Origin(rank=3)),
+            ("[default2]:text", Origin(local_rank=2)),
+            ("[default1]:[rank9]:text", Origin(local_rank=1, rank=9)),
+            (
+                "(Trainer pid=5, ip=fd00::1) [rank3]: text",
+                Origin(name="Trainer", pid=5, ip="fd00::1", rank=3),
+            ),
+        ],
+    )
+    def test_prefix(self, raw, origin):
+        """
+        The prefix of a launcher tells who printed a line.
+        """
+        got = parse_line(raw)
+
+        assert "text" == got.text
+        assert origin == got.origin
+
+    @pytest.mark.parametrize(
+        "raw",
+        [
+            "(see pid 3) text",
+            "[2026-02-20 02:03:57] text",
+            "[INFO] text",
+            "text (Trainer pid=12)",
+            "[rank]: text",
+        ],
+    )
+    def test_none(self, raw):
+        """
+        What merely looks like a prefix stays where it is.
+        """
+        got = parse_line(raw)
+
+        assert LogLine(text=raw) == got
+
+    def test_nested_for_ever(self):
+        """
+        Of endless prefixes, some are taken off.
+        """
+        got = parse_line("[rank1]:" * 10)
+
+        assert Origin(rank=1) == got.origin
+        assert "[rank1]:" * 6 == got.text
+
+
+class TestRepeated:
+    @pytest.mark.parametrize(
+        "more",
+        [
+            "",
+            " (Ray deduplicates logs by default. Set RAY_DEDUP_LOGS=0.)",
+        ],
+    )
+    def test_count(self, more):
+        """
+        What Ray folded into one line is counted.
+        """
+        raw = f"(A pid=1) loaded\x1b[32m [repeated 17x across cluster]{more}"
+
+        got = parse_line(f"{raw}\x1b[0m")
+
+        assert ("loaded", 17) == (got.text, got.count)
+
+    def test_quoted(self):
+        """
+        Words about folding are no folding.
+        """
+        raw = "what does [repeated 2x across cluster] mean? (asked)"
+
+        assert LogLine(text=raw) == parse_line(raw)
+
+
+class TestTime:
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("2026-02-20 02:03:57,500 INFO", (2026, 2, 20, 2, 3, 57.5)),
+            ("[2026-02-20T02:03:57.5] x", (2026, 2, 20, 2, 3, 57.5)),
+            ("[2026-02-20 02:03:57 TP0] x", (2026, 2, 20, 2, 3, 57)),
+            ("[2026/02/20 02:03:57] x", (2026, 2, 20, 2, 3, 57)),
+            ("INFO 02-20 02:03:57 [a.py:3] x", (2026, 2, 20, 2, 3, 57)),
+            ("02/20/2026 02:03:57 - INFO - x", (2026, 2, 20, 2, 3, 57)),
+            ("[E220 02:03:57.500000000 a.cpp:1] x", (2026, 2, 20, 2, 3, 57.5)),
+            ("W1206 02:03:57.5 x", (2025, 12, 6, 2, 3, 57.5)),
+            ("I0220 02:03:57 x", (2026, 2, 20, 2, 3, 57)),
+            ("Fri Feb 20 02:03:57 2026 x", (2026, 2, 20, 2, 3, 57)),
+            ("Fri Feb 20 02:03:57 UTC 2026 x", (2026, 2, 20, 2, 3, 57)),
+            ("Dec  6 02:03:57 node kernel: x", (2025, 12, 6, 2, 3, 57)),
+        ],
+    )
+    def test_forms(self, text, expected):
+        """
+        Times of every framework are understood; the year is the last one
+        before now.
+        """
+        *whole, seconds = expected
+
+        got = parse_time(text, now=NOW)
+
+        assert local(*whole, 0) + seconds == pytest.approx(got)
+
+    @pytest.mark.parametrize(
+        ("text", "zone"), [("Z", 0), ("+05:30", 5.5), ("-0800", -8)]
+    )
+    def test_zone(self, text, zone):
+        """
+        A zone that is told counts.
+        """
+        expected = datetime(2026, 2, 20, 2, 3, 57, tzinfo=UTC).timestamp()
+
+        got = parse_time(f"2026-02-20T02:03:57.25{text} x")
+
+        assert expected + 0.25 - zone * 3600 == pytest.approx(got)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "x",
+            "12:33:22 only a clock",
+            "2026-02-31 02:03:57 no such day",
+            "2026-13-01 02:03:57 no such month",
+            "0:00",
+            "x" * 200 + "2026-02-20 02:03:57",
+            "step 3: loss 2.5 at 10:20",
+        ],
+    )
+    def test_none(self, text):
+        """
+        What is no time is none.
+        """
+        assert parse_time(text, now=NOW) is None
+
+    def test_leap_day(self):
+        """
+        A day that this year has not was one of an earlier year, if any.
+        """
+        got = parse_time("Feb 29 02:03:57 x", now=local(2025, 3, 1, 0, 0, 0))
+
+        assert local(2024, 2, 29, 2, 3, 57) == got
+
+    def test_of_line(self):
+        """
+        A line tells its time without its prefix.
+        """
+        line = parse_line("(A pid=1, ip=10.0.0.1) [2026-02-20 02:03:57] x")
+
+        assert local(2026, 2, 20, 2, 3, 57) == line.time
+
+
+class TestRead:
+    def test_file(self, tmp_path):
+        """
+        Lines are numbered; states of a progress bar share their number.
+        """
+        log = tmp_path / "a.log"
+        log.write_bytes(b"one\n\n 1%\r 50%\r100%\r\n\xff\x00two\r\nthree")
+
+        got = list(read_lines(log))
+
+        assert [
+            (1, "one"),
+            (3, " 1%"),
+            (3, " 50%"),
+            (3, "100%"),
+            (4, "�two"),
+            (5, "three"),
+        ] == [(line.number, line.text) for line in got]
+        assert {str(log)} == {line.source for line in got}
+
+    @pytest.mark.parametrize("source", ["a\nb\n", ["a\n", "b\r\n"]])
+    def test_lines(self, source):
+        """
+        Lines can be given themselves, as one text or as many.
+        """
+        got = list(read_lines(source))
+
+        assert [
+            LogLine(text=x, number=i) for i, x in enumerate("ab", 1)
+        ] == got
+
+    @pytest.mark.parametrize("size", [3, 7, 1 << 18])
+    def test_blocks(self, tmp_path, monkeypatch, size):
+        """
+        Where a block ends makes no difference.
+        """
+        monkeypatch.setattr(read_module, "_BLOCK", size)
+        log = tmp_path / "a.log"
+        log.write_text("a\nbb\nccc\ndddd\n\neeeee")
+
+        got = [(line.number, line.text) for line in read_lines(str(log))]
+
+        assert [
+            *((1, "a"), (2, "bb"), (3, "ccc"), (4, "dddd"), (6, "eeeee"))
+        ] == got
+
+    def test_endless(self, tmp_path):
+        """
+        Of an endless line the beginning is kept.
+        """
+        log = tmp_path / "a.log"
+        log.write_bytes(b"x" * 3_000_000 + b"\nlast\n")
+
+        got = list(read_lines(log))
+
+        assert [65536, 4] == [len(line.text) for line in got]
+        assert 2 == got[1].number
+
+    @pytest.mark.parametrize(
+        ("suffix", "pack"),
+        [
+            (".gz", gzip.compress),
+            (".bz2", bz2.compress),
+            (".xz", lzma.compress),
+        ],
+        ids=["gz", "bz2", "xz"],
+    )
+    def test_packed(self, tmp_path, suffix, pack):
+        """
+        Packed logs are unpacked.
+        """
+        log = tmp_path / f"a.log{suffix}"
+        log.write_bytes(pack(b"one\ntwo\n"))
+
+        assert ["one", "two"] == [line.text for line in read_lines(log)]
+
+    def test_pipe(self, tmp_path):
+        """
+        A pipe is refused, not waited at.
+        """
+        os.mkfifo(tmp_path / "pipe")
+
+        with pytest.raises(ValueError, match="not an ordinary file"):
+            list(read_lines(tmp_path / "pipe"))
+
+    @pytest.mark.parametrize(
+        "data",
+        [b"no such thing", gzip.compress(b"x" * 999)[:-9]],
+        ids=["none", "cut"],
+    )
+    def test_damaged(self, tmp_path, data):
+        """
+        A packed log that is damaged is refused by a message.
+        """
+        log = tmp_path / "a.log.gz"
+        log.write_bytes(data)
+
+        with pytest.raises(ValueError, match="damaged"), open_log(log) as file:
+            file.read()
+
+    def test_absent(self, tmp_path):
+        """
+        A file that is not there is told by the usual error.
+        """
+        with pytest.raises(FileNotFoundError):
+            list(read_lines(tmp_path / "no.log"))
+
+
+class TestWalk:
+    def test_folder(self, tmp_path):
+        """
+        Logs are found in any depth, what holds no text is not.
+        """
+        (tmp_path / "sub").mkdir()
+        for name in ("b.log", "a.out", "model.safetensors", "sub/err"):
+            (tmp_path / name).write_text("x")
+        os.mkfifo(tmp_path / "pipe")
+
+        walk = walk_logs(tmp_path)
+
+        assert ["a.out", "b.log", "sub/err"] == [
+            str(path.relative_to(tmp_path)) for path in walk
+        ]
+        assert [] == walk.missing
+
+    def test_once(self, tmp_path):
+        """
+        A file is found once, however many ways lead to it.
+        """
+        log = tmp_path / "a.log"
+        log.write_text("x")
+        (tmp_path / "again.log").symlink_to(log)
+        (tmp_path / "loop").symlink_to(tmp_path)
+
+        assert [log] == list(walk_logs([log, tmp_path, str(log)]))
+
+    def test_link_out(self, tmp_path):
+        """
+        A link out of the folder is not followed, nor one to nothing.
+        """
+        folder = tmp_path / "job"
+        folder.mkdir()
+        (tmp_path / "secret.log").write_text("x")
+        (folder / "a.log").symlink_to(tmp_path / "secret.log")
+        (folder / "b").symlink_to(tmp_path)
+        (folder / "c.log").symlink_to(folder / "nothing")
+
+        assert [] == list(walk_logs(folder))
+
+    def test_missing(self, tmp_path):
+        """
+        What cannot be read is told, and loses nothing else.
+        """
+        log = tmp_path / "model.pt"
+        log.write_text("x")
+        os.mkfifo(tmp_path / "pipe")
+
+        walk = walk_logs([tmp_path / "no", tmp_path / "pipe", log])
+
+        assert [log] == list(walk)
+        assert [
+            (str(tmp_path / "no"), "No such file or directory"),
+            (str(tmp_path / "pipe"), "not an ordinary file"),
+        ] == [(m.source, m.reason) for m in walk.missing]
+
+    def test_unreadable_folder(self, tmp_path, monkeypatch):
+        """
+        A folder that may not be listed is told.
+        """
+
+        def refuse(path):
+            raise PermissionError(13, "Permission denied", str(path))
+
+        monkeypatch.setattr(os, "scandir", refuse)
+        walk = walk_logs(tmp_path)
+
+        assert [] == list(walk)
+        assert "Permission denied" == walk.missing[0].reason
