@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 
 import pytest
 
@@ -13,7 +14,7 @@ from distdebug.bundle import logs as logs_module
 from distdebug.bundle import manifest as manifest_module
 from distdebug.bundle import node as node_module
 from distdebug.bundle.folder import new_bundle
-from distdebug.bundle.logs import keep_tails
+from distdebug.bundle.logs import keep_tails, own_logs
 from distdebug.bundle.manifest import (
     Manifest,
     NodeEntry,
@@ -215,6 +216,29 @@ class TestLogs:
 
         assert ["good.out"] == [f.name for f in files]
         assert "null byte" in lost.reason
+
+
+class TestOwnLogs:
+    def test_files(self, tmp_path):
+        """
+        The files that processes print into are found, each once.
+        """
+        log = tmp_path / "rank0.log"
+        with log.open("wb") as out, (tmp_path / "gone").open("wb") as gone:
+            (tmp_path / "gone").unlink()
+            with (
+                subprocess.Popen(
+                    ["sleep", "60"], stdout=out, stderr=out
+                ) as one,
+                subprocess.Popen(
+                    ["sleep", "60"], stdout=gone, stderr=subprocess.DEVNULL
+                ) as other,
+            ):
+                found = own_logs([one.pid, other.pid, 1 << 22])
+                one.kill()
+                other.kill()
+
+        assert [log] == found
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 
 from types import SimpleNamespace
@@ -380,6 +381,39 @@ class TestDebugServer:
         monkeypatch.setattr(module, "keep_debug_server", raises(ValueError()))
 
         assert [] == reasons(snapshot(tmp_path / "hang"))
+
+
+class TestLogs:
+    def test_own(self, node, tmp_path, monkeypatch):
+        """
+        What workers print into is kept too, but nothing twice.
+        """
+        named, own = tmp_path / "named.log", tmp_path / "own.log"
+        named.write_text("one")
+        own.write_text("two")
+        monkeypatch.setattr(module, "own_logs", lambda _: [named, own])
+
+        taken = snapshot(tmp_path / "x", logs=[named])
+
+        folder = taken.folder / HOST / "logs"
+        assert ["named.log", "own.log"] == sorted(
+            path.name for path in folder.iterdir()
+        )
+
+    def test_silent(self, node, tmp_path, monkeypatch):
+        """
+        A file system that does not answer costs the logs, and no more time.
+        """
+        over = threading.Event()
+        monkeypatch.setattr(module, "_LEAST_LOGS_S", 0.05)
+        monkeypatch.setattr(module, "own_logs", lambda _: over.wait(60))
+
+        taken = snapshot(tmp_path / "x", timeout_s=0.1)
+
+        over.set()
+        assert "logs: TimeoutError: they could not be read within 0 s" in [
+            f"{m.what}: {m.reason}" for m in taken.manifest.skipped
+        ]
 
 
 class TestExplain:

@@ -5,15 +5,17 @@ What did the job say last?
 from __future__ import annotations
 
 import os
+import stat
 
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from .._files import open_ordinary, write_whole
 from ..findings import Missing
 
 
-__all__ = ["keep_tails"]
+__all__ = ["keep_tails", "own_logs"]
 
 _MOST_BYTES = 1 << 20
 _MOST_LOGS = 256
@@ -51,6 +53,30 @@ def keep_tails(
         else:
             files.append(path)
     return files, missing
+
+
+def own_logs(pids: Iterable[int]) -> list[Path]:
+    """
+    Into which files do these processes print?
+
+    Args:
+        pids: The processes, on this node.
+
+    Returns:
+        The ordinary files that are their standard output and standard error,
+        as far as they are known here by a name; each once.
+    """
+    found: dict[tuple[int, int], Path] = {}
+    for pid in pids:
+        for stream in (1, 2):
+            link = Path(f"/proc/{pid}/fd/{stream}")
+            # Who is gone, or of another user, or in a container of its own.
+            with suppress(OSError):
+                log, status = link.readlink(), link.stat()
+                is_there = log.is_absolute() and log.samefile(link)
+                if stat.S_ISREG(status.st_mode) and is_there:
+                    found.setdefault((status.st_dev, status.st_ino), log)
+    return list(found.values())
 
 
 def _tail(log: Path) -> bytes:

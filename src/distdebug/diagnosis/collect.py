@@ -17,11 +17,12 @@ from pathlib import Path
 
 import attrs
 
+from .._in_time import in_time
 from .._text import clean
 from ..bundle.debug_server.keep import keep_debug_server
 from ..bundle.dump_dirs import find_dump_dirs
 from ..bundle.dumps import MOST_BYTES, ask_ranks, keep_dumps
-from ..bundle.logs import keep_tails
+from ..bundle.logs import keep_tails, own_logs
 from ..bundle.manifest import (
     Manifest,
     NodeEntry,
@@ -51,6 +52,7 @@ Source = Callable[[], tuple[Iterable[Path], Iterable[Missing]]]
 # A rank that can answer does so at once.
 _ANSWER_S = 10.0
 _FACTS_S = 25.0
+_LEAST_LOGS_S = 5.0
 # How much of the time stacks may take: they take longest, and the rest has to
 # fit behind them.
 _SHARE_OF_STACKS = 0.7
@@ -160,12 +162,32 @@ def collect_node(
     facts_s = min(_FACTS_S, taking.left_s)
     facts = folder / "node.json"
     taking.take("node", lambda: keep_facts(taking.pids, facts, facts_s))
-    taking.take("logs", lambda: keep_tails(wanted.logs, folder / "logs"))
+    taking.take("logs", lambda: _logs(taking, wanted))
 
     manifest = _manifest(taking, host, created, time.monotonic() - start)
     if is_one_of_many:
         manifest = keep_manifest(folder, manifest)
     return Collected(manifest, taking.findings)
+
+
+def _logs(
+    taking: _Taking, wanted: Wanted
+) -> tuple[Iterable[Path], Iterable[Missing]]:
+    """
+    The logs that were named, and what the workers print into files.
+    """
+
+    def keep() -> tuple[Iterable[Path], Iterable[Missing]]:
+        named = [Path(log).absolute() for log in wanted.logs]
+        found = [log for log in own_logs(taking.pids) if log not in named]
+        return keep_tails((*named, *found), taking.folder / "logs")
+
+    most_s = max(taking.left_s, _LEAST_LOGS_S)
+    try:
+        return in_time(keep, most_s)
+    except TimeoutError:
+        msg = f"they could not be read within {most_s:.0f} s"
+        raise TimeoutError(msg) from None
 
 
 def keep_manifest(folder: Path, manifest: Manifest) -> Manifest:
