@@ -19,6 +19,7 @@ __all__ = ["check_pattern"]
 _MOST_PATTERN = 2000
 _MOST_DEPTH = 20
 _MOST_REPEATS = 12
+_MOST_TIMES = 10_000
 # Texts to search in are about as long.
 _LONGEST = 300
 _MOST_WAYS = (_LONGEST + 1) ** 3
@@ -64,6 +65,7 @@ class _Counter:
 
     def __init__(self) -> None:
         self.repeats = 0
+        self._times = 1
 
     def of_sequence(self, parts: Iterable[Any], depth: int) -> float:
         """
@@ -91,7 +93,12 @@ class _Counter:
         self, repeat: tuple[int, int, Iterable[Any]], depth: int
     ) -> float:
         least, most, body = repeat
+        # Also what matches nothing takes time, so many times.
+        before, self._times = self._times, self._times * max(int(least), 1)
+        if self._times > _MOST_TIMES:
+            return math.inf
         ways = self.of_sequence(body, depth + 1)
+        self._times = before
         if int(least) == int(most) and ways == 1:
             return 1
 

@@ -12,14 +12,24 @@ import re
 from collections.abc import Iterable, Sequence
 
 
-__all__ = ["clean", "text_table", "without_controls"]
+__all__ = [
+    "clean",
+    "list_text",
+    "reason_of",
+    "size_text",
+    "text_table",
+    "time_text",
+    "without_controls",
+]
 
 # Colors and cursor movements (CSI), titles and links (OSC), short sequences.
+_CSI = r"[0-?]*[ -/]*[@-~]"
+_OSC = r"[^\x07\x1b\x9d]*(?:\x07|\x1b\\)"
+# Python looks for the first character much faster if each way begins with one.
 _ESCAPES = re.compile(
-    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
-    r"|(?:\x1b\]|\x9d)[^\x07\x1b\x9d]*(?:\x07|\x1b\\)"
-    r"|\x1b[ -/]*[0-~]"
+    rf"\x1b(?:\[{_CSI}|\]{_OSC}|[ -/]*[0-~])|\x9b{_CSI}|\x9d{_OSC}"
 )
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
@@ -47,6 +57,58 @@ def clean(text: str, *, limit: int = 200) -> str:
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 
 
+def list_text(items: Iterable[object], *, most: int = 4) -> str:
+    """
+    How are a few of many named in a sentence?
+
+    Args:
+        items: All of them.
+
+        most: How many to name.
+
+    Returns:
+        Such as ``"a, b, and 7 more"``.
+    """
+    names = [str(item) for item in items]
+    more = len(names) - most
+    if more > 0:
+        return f"{', '.join(names[:most])}, and {more} more"
+
+    return ", ".join(names)
+
+
+def reason_of(exc: BaseException) -> str:
+    """
+    Why did something fail?
+
+    Args:
+        exc: What was raised.
+
+    Returns:
+        What the system or the exception says, without numbers and names of
+        files; the name of its class if it says nothing.
+    """
+    told: str | None = getattr(exc, "strerror", None)
+    return told or str(exc) or type(exc).__name__
+
+
+def size_text(size: float) -> str:
+    """
+    How is a number of bytes written in a sentence?
+
+    Args:
+        size: The number.
+
+    Returns:
+        Such as ``"1.5 GiB"``.
+    """
+    unit = 0
+    while abs(size) >= 1024 and unit < len(_UNITS) - 1:
+        size /= 1024
+        unit += 1
+    return f"{size:.{int(unit > 0 and size < 100)}f} {_UNITS[unit]}"
+
+
 def text_table(
     headers: Sequence[str], rows: Iterable[Sequence[object]]
 ) -> str:
@@ -69,6 +131,28 @@ def text_table(
     return table
 
 
+def time_text(seconds: float) -> str:
+    """
+    How is a duration told in a sentence?
+
+    Args:
+        seconds: The duration; less than none counts as none.
+
+    Returns:
+        Such as ``"45 s"``, ``"12 min"``, ``"3 h 5 min"``, or ``"2 d 4 h"``.
+    """
+    if seconds < 100:
+        return f"{max(seconds, 0):.0f} s"
+    minutes = round(seconds / 60)
+    if minutes < 100:
+        return f"{minutes} min"
+    if minutes < 48 * 60:
+        hours, rest = divmod(minutes, 60)
+        return f"{hours} h {rest} min" if rest else f"{hours} h"
+    days, rest = divmod(round(minutes / 60), 24)
+    return f"{days} d {rest} h" if rest else f"{days} d"
+
+
 def without_controls(text: str) -> str:
     """
     What is this text without what only a terminal understands?
@@ -82,4 +166,5 @@ def without_controls(text: str) -> str:
     Returns:
         The same lines.
     """
-    return _CONTROLS.sub("", _ESCAPES.sub("", text))
+    text = _ESCAPES.sub("", text)
+    return text if text.isprintable() else _CONTROLS.sub("", text)

@@ -8,11 +8,15 @@ import bz2
 import gzip
 import lzma
 import os
+import re
 import time
 
 from datetime import UTC, datetime
 
 import pytest
+
+from hypothesis import given
+from hypothesis import strategies as st
 
 from distdebug._lines import (
     LogLine,
@@ -21,8 +25,11 @@ from distdebug._lines import (
     parse_line,
     parse_time,
     read_lines,
+    read_tail,
     walk_logs,
 )
+from distdebug._lines import files as files_module
+from distdebug._lines import parse as parse_module
 from distdebug._lines import read as read_module
 
 
@@ -100,6 +107,31 @@ class TestOrigin:
 
         assert Origin(rank=1) == got.origin
         assert "[rank1]:" * 6 == got.text
+
+    @given(
+        st.lists(
+            st.sampled_from(
+                [
+                    *("(A pid=1)", "(A pid=2, ip=fd00::1) ", "(pid=3) "),
+                    *("(N(rank=0) pid=3976)", "(N(pid=x) pid=5)", "[rank7]: "),
+                    *("(raylet, ip=10.0.0.3) ", "(cupid=4)", "(pid=raylet) "),
+                    *("[default0]:", "(", ")", "=", " pid=", "pid=8", "[x]"),
+                    *(", ip=", " ", "x" * 197, "(autoscaler +1m3s) "),
+                ]
+            ),
+            max_size=8,
+        ).map("".join)
+    )
+    def test_usual(self, text):
+        """
+        The form that is tried first, because it is usual, changes nothing.
+        """
+        plain = re.compile(f"(?:{parse_module._PREFIX.pattern}){{1,4}}")
+
+        expected = plain.match(text)
+        got = parse_module._PREFIXES.match(text)
+
+        assert (expected and expected.span()) == (got and got.span())
 
 
 class TestRepeated:
@@ -252,6 +284,53 @@ class TestRead:
             *((1, "a"), (2, "bb"), (3, "ccc"), (4, "dddd"), (6, "eeeee"))
         ] == got
 
+    @given(
+        st.lists(
+            st.sampled_from(
+                [
+                    *(b"\n", b"\r", b"\r\n", b" ", b"\t", b"\x1c", b"\x00"),
+                    *(b"\x1b[36m", b"\x1b[0m", b"\x1b[", b"\x1b", b"\x1b[2K"),
+                    *(b"\x1b]0;", b"\x07", b"\xc2\x9b", b"\xc2\x85", b"m"),
+                    *(b"(A pid=1, ip=::1)", b"[rank3]: ", b"\xe2\x96\x88"),
+                    *(b"\xff", b"\xe2\x96", b"a", b" [repeated 2x across cl"),
+                    *(b"uster]", b"x" * 30),
+                ]
+            ),
+            max_size=30,
+        ).map(b"".join),
+        st.integers(1, 80),
+    )
+    def test_at_once(self, tmp_path_factory, data, size):
+        """
+        That blocks are cleaned as a whole makes no difference.
+        """
+        log = tmp_path_factory.mktemp("at_once") / "a.log"
+        log.write_bytes(data)
+        lines = [x[:25].decode("utf-8", "replace") for x in data.split(b"\n")]
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(read_module, "_BLOCK", size)
+            patch.setattr(read_module, "_LONGEST", 25)
+            got = list(read_lines(log))
+
+        assert [
+            parse_line(piece, number=number, source=str(log))
+            for number, line in enumerate(lines, 1)
+            for piece in line.split("\r")
+            if piece.strip()
+        ] == got
+
+    def test_only_colors(self, tmp_path):
+        """
+        A line of colors alone is an empty line that counts.
+        """
+        log = tmp_path / "a.log"
+        log.write_bytes(b"\x1b[31ma\n\x1b[0m\n\n \x1b[36m\x1b[0m \r\nb\n")
+
+        got = [(line.number, line.text) for line in read_lines(log)]
+
+        assert [(1, "a"), (2, ""), (4, ""), (5, "b")] == got
+
     def test_endless(self, tmp_path):
         """
         Of an endless line the beginning is kept.
@@ -281,6 +360,23 @@ class TestRead:
         log.write_bytes(pack(b"one\ntwo\n"))
 
         assert ["one", "two"] == [line.text for line in read_lines(log)]
+
+    @pytest.mark.parametrize(
+        ("name", "pack"),
+        [("a.log", bytes), ("a.log.gz", gzip.compress)],
+        ids=["plain", "packed"],
+    )
+    def test_tail(self, tmp_path, monkeypatch, name, pack):
+        """
+        The end of a log can be read alone, also of one that is shorter.
+        """
+        monkeypatch.setattr(files_module, "_BLOCK", 3)
+        log = tmp_path / name
+        log.write_bytes(pack(b"one\ntwo\n"))
+
+        assert [b"two\n", b"one\ntwo\n"] == [
+            read_tail(log, most) for most in (4, 100)
+        ]
 
     def test_pipe(self, tmp_path):
         """
@@ -352,6 +448,7 @@ class TestWalk:
         (folder / "a.log").symlink_to(tmp_path / "secret.log")
         (folder / "b").symlink_to(tmp_path)
         (folder / "c.log").symlink_to(folder / "nothing")
+        (folder / "d").symlink_to("d")
 
         assert [] == list(walk_logs(folder))
 

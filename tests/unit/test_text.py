@@ -6,7 +6,14 @@ from __future__ import annotations
 
 import pytest
 
-from distdebug._text import clean, text_table
+from distdebug._text import (
+    clean,
+    list_text,
+    reason_of,
+    size_text,
+    text_table,
+    time_text,
+)
 
 
 class TestClean:
@@ -89,3 +96,54 @@ class TestTextTable:
         Without rows there are the titles.
         """
         assert text_table(["what"], []).startswith("what")
+
+
+class TestSentences:
+    def test_list(self):
+        """
+        Of many only a few are named.
+        """
+        assert "1, 2, and 3 more" == list_text(range(1, 6), most=2)
+        assert "1" == list_text([1])
+
+    def test_size(self):
+        """
+        Sizes have the unit that makes them short.
+        """
+        assert ["512 B", "1.5 KiB", "200 MiB", "2048 PiB"] == [
+            size_text(x) for x in (512, 1536, 200 << 20, 1 << 61)
+        ]
+
+    @pytest.mark.parametrize(
+        ("seconds", "expected"),
+        [
+            (-5, "0 s"),
+            (45, "45 s"),
+            (720, "12 min"),
+            (11_100, "3 h 5 min"),
+            (7200, "2 h"),
+            (187_200, "2 d 4 h"),
+            (172_800, "2 d"),
+        ],
+    )
+    def test_time(self, seconds, expected):
+        """
+        Durations are told as people tell them.
+        """
+        assert expected == time_text(seconds)
+
+    @pytest.mark.parametrize(
+        ("exc", "expected"),
+        [
+            (FileNotFoundError(2, "No such file", "/a"), "No such file"),
+            (OSError("nvidia-smi: no"), "nvidia-smi: no"),
+            (ValueError("damaged"), "damaged"),
+            (TimeoutError(), "TimeoutError"),
+        ],
+        ids=["of the system", "of a tool", "of a value", "without words"],
+    )
+    def test_reason(self, exc, expected):
+        """
+        An error is told by its words, or else by its name.
+        """
+        assert expected == reason_of(exc)

@@ -17,16 +17,19 @@ from pathlib import Path
 from typing import IO, Any
 
 from .._files import open_ordinary
+from .._text import reason_of
 from ..findings import Missing
 
 
-__all__ = ["Walk", "open_log", "walk_logs"]
+__all__ = ["PACKED", "Walk", "open_log", "read_tail", "walk_logs"]
 
-_PACKED: Mapping[str, Callable[[Any], Any]] = {
+_OPENERS: Mapping[str, Callable[[Any], Any]] = {
     ".gz": gzip.open,
     ".bz2": bz2.open,
     ".xz": lzma.open,
 }
+#: How the names of packed files end.
+PACKED = frozenset(_OPENERS)
 # Neither text nor ever printed by a job.
 _OTHERS = frozenset(
     {
@@ -37,6 +40,7 @@ _OTHERS = frozenset(
     }
 )
 _MOST_DEPTH = 32
+_BLOCK = 1 << 18
 
 
 @contextmanager
@@ -57,7 +61,7 @@ def open_log(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         ValueError: It is no ordinary file, or what is packed is damaged.
     """
     with open_ordinary(path, "not an ordinary file") as file:
-        unpack = _PACKED.get(os.path.splitext(os.fspath(path))[1])  # noqa: PTH122 str is enough
+        unpack = _OPENERS.get(os.path.splitext(os.fspath(path))[1])  # noqa: PTH122 str is enough
         if unpack is None:
             yield file
             return
@@ -68,6 +72,35 @@ def open_log(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as exc:
             msg = f"damaged: {exc}"
             raise ValueError(msg) from exc
+
+
+def read_tail(path: str | os.PathLike[str], most: int) -> bytes:
+    """
+    Read the end of a log.
+
+    Args:
+        path: The file, which may be packed.
+
+        most: How many bytes to read.
+
+    Returns:
+        At most so many.
+
+    Raises:
+        OSError: It cannot be opened or read.
+
+        ValueError: It is no ordinary file, or what is packed is damaged.
+    """
+    with open_log(path) as file:
+        if Path(path).suffix not in PACKED:
+            file.seek(max(os.fstat(file.fileno()).st_size - most, 0))
+            return file.read(most)
+
+        # What is packed can only be read from its beginning.
+        tail = b""
+        while block := file.read(_BLOCK):
+            tail = (tail + block)[-most:]
+        return tail
 
 
 class Walk:
@@ -121,7 +154,7 @@ class Walk:
                 if entry.is_symlink() and not _stays(path, root):
                     continue
                 status = entry.stat()
-            except OSError:  # gone meanwhile, or a link to nothing
+            except (OSError, RuntimeError):  # gone, or a link to nothing
                 continue
             is_dir = stat.S_ISDIR(status.st_mode)
             if is_dir and depth < _MOST_DEPTH and self._is_new(status):
@@ -140,7 +173,7 @@ class Walk:
         return is_new
 
     def _lose(self, path: Path, exc: Exception) -> None:
-        reason = getattr(exc, "strerror", None) or str(exc)
+        reason = reason_of(exc)
         self.missing.append(
             Missing(what="log", reason=reason, source=str(path))
         )

@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 import attrs
 
+from .plain import as_plain
+
 
 __all__ = [
     "Cause",
@@ -235,7 +237,7 @@ class Finding:
         """
         Plain data in the layout of the command line's ``--json``.
         """
-        return attrs.asdict(self, value_serializer=_plain)
+        return as_plain(self)
 
 
 @attrs.frozen(kw_only=True)
@@ -329,9 +331,7 @@ class Diagnosis:
             "findings": [f.to_dict() for f in self.findings],
             "victims": list(self.victims),
             "missing": [attrs.asdict(m) for m in self.missing],
-            "groups": [
-                attrs.asdict(g, value_serializer=_plain) for g in self.groups
-            ],
+            "groups": [as_plain(g) for g in self.groups],
         }
 
     def __str__(self) -> str:
@@ -347,10 +347,3 @@ class Diagnosis:
         One plain dictionary per finding, for a data frame.
         """
         return [f.to_dict() for f in self.findings]
-
-
-def _plain(_: object, __: object, value: object) -> object:
-    if isinstance(value, Cause):
-        return value.value
-
-    return list(value) if isinstance(value, tuple) else value

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from .._text import clean, text_table
 from ..ranks import fold_ranks, ranks_text
-from .model import Diagnosis, Finding, GroupProgress, Missing
+from .model import Diagnosis, Evidence, Finding, GroupProgress, Missing
 
 
 __all__ = [
@@ -61,10 +61,19 @@ def finding_lines(finding: Finding) -> Iterable[str]:
     yield clean(finding.summary, limit=400)
     yield f"  cause: {finding.cause} ({finding.confidence})"
     for e in finding.evidence[:6]:
-        where = f"{e.location}: " if e.location else ""
+        where = _where(e)
         yield f"  {e.kind}: {clean(where + e.quote, limit=_MOST_QUOTED)}"
     if finding.remedy:
         yield f"  next: {finding.remedy}"
+
+
+def _where(evidence: Evidence) -> str:
+    """
+    The place within its source; of logs, of which there are many, with that.
+    """
+    source = evidence.source.replace("\\", "/").rpartition("/")[2]
+    parts = [source if evidence.kind == "log" else "", evidence.location]
+    return ", ".join(filter(None, parts)) + ": " if any(parts) else ""
 
 
 def group_table(groups: Sequence[GroupProgress]) -> str:
