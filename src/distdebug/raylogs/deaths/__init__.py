@@ -1,0 +1,20 @@
+"""
+Which worker of a Ray cluster died first, how, and which only follow?
+"""
+
+from __future__ import annotations
+
+from .find import find_deaths
+from .match import death_of
+from .model import Death, DeathKind, Deaths
+from .report import death_findings
+
+
+__all__ = [
+    "Death",
+    "DeathKind",
+    "Deaths",
+    "death_findings",
+    "death_of",
+    "find_deaths",
+]

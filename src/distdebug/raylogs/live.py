@@ -1,0 +1,177 @@
+"""
+What does a cluster that is alive know about actors that its files leave out?
+
+Nothing here needs Ray to be installed but `ask_live_actors`; and nothing else
+needs that.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from .._text import clean
+from ..capture.tool import run_tool
+from ..errors import MissingDependencyError, NodesError
+from ..findings.plain import as_plain
+from .actors import KnownActor
+from .model import RaySession, WorkerLog
+from .workers import with_actor
+
+
+__all__ = ["LiveCluster", "LiveNode", "ask_live_actors", "with_live"]
+
+_PROGRAM = (
+    "import sys; sys.path.append(sys.argv[1]); "
+    "from distdebug.raylogs.live_child import main; main(*sys.argv[2:])"
+)
+_MARK = "distdebug:"
+
+
+@attrs.frozen(kw_only=True)
+class LiveNode:
+    """
+    A node, as a cluster that is alive knows it.
+
+    Attributes:
+        node_id: What Ray calls it, 56 hexadecimal digits.
+
+        ip: Its address.
+
+        host: Its name.
+
+        is_alive: Whether the head reaches it.
+    """
+
+    node_id: str
+    ip: str = ""
+    host: str = ""
+    is_alive: bool = True
+
+
+@attrs.frozen(kw_only=True)
+class LiveCluster:
+    """
+    What a cluster told.
+
+    Attributes:
+        actors: Its actors, also dead ones, as far as it remembers them.
+
+        nodes: Its nodes, also dead ones.
+    """
+
+    actors: tuple[KnownActor, ...] = ()
+    nodes: tuple[LiveNode, ...] = ()
+
+    @property
+    def dead_nodes(self) -> tuple[LiveNode, ...]:
+        """
+        Those that the head does not reach.
+        """
+        return tuple(node for node in self.nodes if not node.is_alive)
+
+    def to_dict(self) -> dict[str, Any]:
+        """
+        Plain data.
+        """
+        return as_plain(self)
+
+
+def ask_live_actors(
+    address: str | RaySession | None = None, *, timeout_s: float = 20.0
+) -> LiveCluster:
+    """
+    Ask a cluster that is alive who its actors are.
+
+    A process of its own asks, so that this one neither joins the cluster nor
+    waits for ever.
+
+    Args:
+        address: ``"host:port"`` of the GCS, or a session, whose temporary
+            folder tells the address; by default that of ``RAY_ADDRESS``, or
+            the cluster of this machine.
+
+        timeout_s: How long it may take, in seconds.
+
+    Returns:
+        What the cluster told.
+
+    Raises:
+        MissingDependencyError: Ray is not installed.
+
+        NodesError: No cluster answers.
+    """
+    if find_spec("ray") is None:
+        msg = "asking a cluster needs Ray"
+        remedy = "pip install 'distdebug[ray]'; files alone need nothing"
+        raise MissingDependencyError(msg, remedy=remedy)
+
+    if isinstance(address, RaySession):
+        address = _address_of(address)
+    root = str(Path(__file__).parents[2])
+    told = run_tool(
+        [
+            *(sys.executable, "-c", _PROGRAM),
+            *(root, address or "", str(timeout_s)),
+        ],
+        timeout_s=timeout_s,
+    )
+    answer = told.output.rpartition(_MARK)[2] if told.status == 0 else ""
+    try:
+        return _cluster(json.loads(answer))
+    except (ValueError, LookupError, TypeError) as exc:
+        why = told.complaint.strip().splitlines()[-1:] or [
+            f"nothing within {timeout_s:g} s"
+        ]
+        msg = f"no Ray cluster answers: {clean(why[0])}"
+        remedy = "it may be over; its files are still readable"
+        raise NodesError(msg, remedy=remedy) from exc
+
+
+def with_live(
+    logs: Iterable[WorkerLog], live: LiveCluster
+) -> tuple[WorkerLog, ...]:
+    """
+    Join workers with what their cluster knows of them.
+
+    Args:
+        logs: The logs of workers.
+
+        live: What the cluster told.
+
+    Returns:
+        The same, with names, classes, and ids that the files leave out.
+    """
+    by_id = {actor.actor_id: actor for actor in live.actors}
+    by_place = {(x.node_id, x.pid): x for x in live.actors if x.pid}
+    found = []
+    for log in logs:
+        place = log.session.node_id or "", log.pid
+        actor = by_id.get(log.actor_id or "") or by_place.get(place)
+        found.append(with_actor(log, actor) if actor else log)
+    return tuple(found)
+
+
+def _address_of(session: RaySession) -> str | None:
+    from .._files import read_ordinary
+
+    try:
+        data = read_ordinary(session.root.parent / "ray_current_cluster", 256)
+    except (OSError, ValueError):
+        return None
+
+    return data.decode("ascii", "replace").strip() or None
+
+
+def _cluster(data: dict[str, Any]) -> LiveCluster:
+    return LiveCluster(
+        actors=tuple(KnownActor(**x) for x in data["actors"]),
+        nodes=tuple(LiveNode(**x) for x in data["nodes"]),
+    )

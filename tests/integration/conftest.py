@@ -1,0 +1,247 @@
+"""
+What the integration tests share.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import attrs
+import psutil
+import pytest
+
+import distdebug
+
+
+DRIVER = Path(__file__).parent / "programs" / "dying_actors.py"
+# Small enough that a chatty actor is rotated, and large enough that little
+# else is.
+ROTATED = {"RAY_ROTATION_MAX_BYTES": "200000"}
+START_S = 60
+
+
+@attrs.frozen(kw_only=True)
+class DeadCluster:
+    """
+    What a Ray cluster of three nodes left behind.
+
+    Attributes:
+        folder: All of it.
+
+        nodes: The temporary folder of each node, by its name; the job had
+            ``"head"`` and ``"other"``, while Ray ran out of memory on
+            ``"small"``.
+
+        driver_logs: What the driver of each part of the job printed.
+
+        known: What the drivers knew of each actor and task.
+    """
+
+    folder: Path
+    nodes: dict[str, Path]
+    driver_logs: dict[str, Path]
+    known: dict[str, Any]
+
+
+@attrs.frozen(kw_only=True)
+class LiveNode:
+    """
+    A Ray cluster of one node that runs.
+
+    Attributes:
+        folder: Its temporary folder.
+
+        address: Where it answers.
+
+        environ: The environment of whoever drives it.
+    """
+
+    folder: Path
+    address: str
+    environ: dict[str, str]
+
+
+@pytest.fixture(scope="session")
+def dead_cluster() -> Iterator[DeadCluster]:
+    """
+    The folders of a Ray cluster whose actors died in every way, stopped.
+    """
+    with _folder() as (folder, nodes):
+        yield _live_and_die(folder, nodes)
+
+
+@pytest.fixture(scope="module")
+def live_node() -> Iterator[LiveNode]:
+    """
+    A Ray cluster of one node that rotates its logs early, and puts those of
+    the dead away soon.
+    """
+    few = {"RAY_LOG_MONITOR_MAX_OPEN_FILES": "4"}
+    with _folder() as (folder, nodes):
+        address = _address()
+        nodes.append(_start(folder, "head", address, "127.0.0.1", few))
+        _wait(lambda: _answers(address), folder / "head.txt")
+        yield LiveNode(
+            folder=folder / "head",
+            address=address,
+            environ=_environ({"RAY_ADDRESS": address}),
+        )
+
+
+@contextmanager
+def _folder() -> Iterator[tuple[Path, list[subprocess.Popen[bytes]]]]:
+    """
+    A folder for nodes, which are stopped in the end.
+    """
+    if find_spec("ray") is None:
+        pytest.skip("ray is not installed")
+    # The path of a socket may have 107 characters.
+    folder = Path(tempfile.mkdtemp(prefix="r", dir="/tmp"))
+    nodes: list[subprocess.Popen[bytes]] = []
+    try:
+        yield folder, nodes
+    finally:
+        _stop(folder, nodes)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+def _live_and_die(
+    folder: Path, nodes: list[subprocess.Popen[bytes]]
+) -> DeadCluster:
+    address = _address()
+    known: dict[str, Any] = {}
+    logs = {x: folder / f"{x}.log" for x in ("deaths", "json", "memory")}
+
+    nodes.append(_start(folder, "head", address, "127.0.0.1"))
+    _wait(lambda: _answers(address), folder / "head.txt")
+    nodes.append(_start(folder, "other", address, "127.0.0.2"))
+    for part, log in logs.items():
+        if part == "memory":
+            # Where nobody takes more than a gigabyte, nothing happens.
+            total = psutil.virtual_memory()
+            most = (total.total - total.available + (1 << 30)) / total.total
+            limit = {"RAY_memory_usage_threshold": f"{most:.3f}"}
+            nodes.append(_start(folder, "small", address, "127.0.0.3", limit))
+        known.update(_drive(part, address, log))
+    _stop(folder, nodes)
+    return DeadCluster(
+        folder=folder,
+        nodes={x: folder / x for x in ("head", "other", "small")},
+        driver_logs=logs,
+        known=known,
+    )
+
+
+def _environ(more: dict[str, str] | None = None) -> dict[str, str]:
+    root = str(Path(distdebug.__file__).parents[1])
+    kept = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
+    return {
+        **kept,
+        "PYTHONPATH": root,
+        "RAY_AUTH_MODE": "disabled",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_enable_export_api_write": "1",
+        **(more or {}),
+    }
+
+
+def _start(
+    folder: Path,
+    name: str,
+    address: str,
+    ip: str,
+    more: dict[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    where = (
+        ["--head", "--include-dashboard=false", "--port", address[10:]]
+        if name == "head"
+        else ["--address", address]
+    )
+    with (folder / f"{name}.txt").open("wb") as log:
+        return subprocess.Popen(
+            [
+                *(sys.executable, "-m", "ray.scripts.scripts"),
+                *("start", "--block", "--disable-usage-stats", *where),
+                *("--node-ip-address", ip, "--num-cpus", "4"),
+                *("--temp-dir", str(folder / name)),
+                *("--resources", json.dumps({name: 100})),
+                *("--object-store-memory", str(80 << 20)),
+            ],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=_environ({**ROTATED, **(more or {})}),
+            start_new_session=True,
+        )
+
+
+def _drive(part: str, address: str, log: Path) -> dict[str, Any]:
+    told = log.with_suffix(".json")
+    with log.open("wb") as file:
+        subprocess.run(
+            [sys.executable, str(DRIVER), str(told), part],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            env=_environ({"RAY_ADDRESS": address}),
+            timeout=240,
+        )
+    if not told.exists():
+        pytest.fail(f"the driver failed: {log.read_text()[-3000:]}")
+    known: dict[str, Any] = json.loads(told.read_text())
+    return known
+
+
+def _answers(address: str) -> bool:
+    host, port = address.split(":")
+    with suppress(OSError), socket.create_connection((host, int(port)), 1):
+        return True
+    return False
+
+
+def _wait(condition: Any, log: Path) -> None:
+    deadline = time.monotonic() + START_S
+    while not condition():
+        if time.monotonic() > deadline:
+            pytest.skip(f"Ray does not start: {log.read_text()[-2000:]}")
+        time.sleep(0.2)
+
+
+def _stop(folder: Path, nodes: list[subprocess.Popen[bytes]]) -> None:
+    for node in reversed(nodes):
+        node.terminate()
+    for node in nodes:
+        with suppress(subprocess.TimeoutExpired):
+            node.wait(30)
+    while left := _of_cluster(f"{folder}/"):
+        for process in left:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, 10)
+    for node in nodes:
+        node.wait(10)
+
+
+def _of_cluster(text: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if any(text in word for word in process.cmdline()):
+                found.append(process)
+    return [process for process in found if process.pid != os.getpid()]

@@ -1,0 +1,228 @@
+"""
+Asking a cluster that is alive, in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+
+from types import SimpleNamespace
+
+import pytest
+
+from distdebug.capture.tool import ToolOutput
+from distdebug.errors import MissingDependencyError, NodesError
+from distdebug.raylogs import live, live_child
+from distdebug.raylogs.actors import KnownActor
+from distdebug.raylogs.live import LiveCluster, ask_live_actors, with_live
+from distdebug.raylogs.model import RaySession, WorkerLog
+
+
+NODE, ACTOR = "ab" * 28, "f00d" * 8
+TOLD = {
+    "actors": [{"actor_id": ACTOR, "actor_name": "trainer_0", "pid": 7}],
+    "nodes": [
+        {"node_id": NODE, "ip": "10.0.0.1", "host": "a", "is_alive": True},
+        {"node_id": "", "ip": "10.0.0.2", "host": "b", "is_alive": False},
+    ],
+}
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """
+    What was asked; whoever asks gets the answer that is set here.
+    """
+    seen = SimpleNamespace(argv=[], answer=ToolOutput(0, "", ""))
+
+    def run_tool(argv, *, timeout_s):
+        seen.argv = argv
+        return seen.answer
+
+    monkeypatch.setattr(live, "run_tool", run_tool)
+    monkeypatch.setattr(live, "find_spec", lambda name: True)
+    return seen
+
+
+def test_ask(asked, tmp_path):
+    """
+    The answer is taken from among what Ray prints; a session tells the
+    address.
+    """
+    (tmp_path / "ray_current_cluster").write_text("10.0.0.1:6379\n")
+    root = tmp_path / "session_x"
+    session = RaySession(root=root, logs=root, name="session_x")
+    output = f"noise\ndistdebug:{json.dumps(TOLD)}\n"
+    asked.answer = ToolOutput(0, output, "")
+
+    found = ask_live_actors(session, timeout_s=5)
+
+    assert ["10.0.0.1:6379", "5"] == asked.argv[-2:]
+    assert ["trainer_0"] == [x.actor_name for x in found.actors]
+    assert ["10.0.0.2"] == [x.ip for x in found.dead_nodes]
+    assert found.to_dict() == json.loads(json.dumps(found.to_dict()))
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (ToolOutput(None, "", ""), "nothing within 20 s"),
+        (ToolOutput(1, "", "Trace\nConnectionError: x\n"), "ConnectionError"),
+        (ToolOutput(0, "no mark", ""), "nothing within"),
+        (ToolOutput(0, 'distdebug:{"actors": 7}', ""), "nothing within"),
+    ],
+    ids=["late", "failed", "silent", "strange"],
+)
+def test_no_answer(asked, tmp_path, answer, reason):
+    """
+    No answer, or one that is none, is told, with what helps.
+    """
+    asked.answer = answer
+    session = RaySession(root=tmp_path / "s", logs=tmp_path, name="s")
+
+    with pytest.raises(NodesError, match=reason) as caught:
+        ask_live_actors(session)
+
+    assert "" == asked.argv[-2]
+    assert "files" in caught.value.remedy
+
+
+def test_without_ray(monkeypatch):
+    """
+    Without Ray, that is said.
+    """
+    monkeypatch.setattr(live, "find_spec", lambda name: None)
+
+    with pytest.raises(MissingDependencyError, match="needs Ray"):
+        ask_live_actors()
+
+
+def test_join(tmp_path):
+    """
+    Workers are joined by actor, or else by node and process; others stay.
+    """
+    session = RaySession(root=tmp_path, logs=tmp_path, name="s", node_id=NODE)
+    logs = [
+        WorkerLog(session=session, worker_id="1", pid=7),
+        WorkerLog(session=session, worker_id="2", pid=8, actor_id=ACTOR),
+        WorkerLog(session=session, worker_id="3", pid=9, actor_class="C"),
+    ]
+    told = LiveCluster(
+        actors=(
+            KnownActor(actor_id="x", actor_class="A", pid=7, node_id=NODE),
+            KnownActor(actor_id=ACTOR, actor_name="b", actor_class="B"),
+        )
+    )
+
+    found = with_live(logs, told)
+
+    assert ["A", "B", "C"] == [log.actor_class for log in found]
+    assert ["x", ACTOR, None] == [log.actor_id for log in found]
+    assert [None, "b", None] == [log.actor_name for log in found]
+
+
+@pytest.fixture
+def ray(monkeypatch):
+    """
+    As much of Ray as the process looks at.
+    """
+    fake = SimpleNamespace(address=None, fails=False)
+
+    class GlobalState:
+        """
+        The tables of the GCS.
+        """
+
+        def _initialize_global_state(self, options):
+            fake.address = options
+
+        def actor_table(self, actor_id):
+            """
+            Its actors.
+            """
+            return {
+                ACTOR: {
+                    "ActorID": ACTOR,
+                    "ActorClassName": "A",
+                    "Name": "trainer_0",
+                    "Pid": 7,
+                    "Address": {"NodeID": NODE},
+                    "State": "ALIVE",
+                }
+            }
+
+        def node_table(self):
+            """
+            Its nodes.
+            """
+            return [
+                {
+                    "NodeID": NODE,
+                    "NodeManagerAddress": "10.0.0.1",
+                    "NodeManagerHostname": "a",
+                    "Alive": False,
+                }
+            ]
+
+    def list_actors(**options):
+        if fake.fails:
+            raise RuntimeError
+        return [
+            SimpleNamespace(
+                actor_id=ACTOR,
+                class_name="A",
+                name=None,
+                repr_name="A(1)",
+                pid=7,
+                node_id=NODE,
+                state="ALIVE",
+            )
+        ]
+
+    modules = {
+        "ray": {},
+        "ray._private": {},
+        "ray._private.services": {
+            "canonicalize_bootstrap_address_or_die": lambda x: x or "usual"
+        },
+        "ray._private.state": {"GlobalState": GlobalState},
+        "ray._raylet": {
+            "GcsClientOptions": SimpleNamespace(create=lambda x, *_, **__: x)
+        },
+        "ray.util": {},
+        "ray.util.state": {"list_actors": list_actors},
+    }
+    for name, content in modules.items():
+        module = types.ModuleType(name)
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, name, module)
+    return fake
+
+
+@pytest.mark.parametrize(
+    ("fails", "name", "text"), [(False, "", "A(1)"), (True, "trainer_0", "")]
+)
+def test_child(ray, capsys, fails, name, text):
+    """
+    The state API is asked, or else the tables of the GCS.
+    """
+    ray.fails = fails
+
+    live_child.main("", "5")
+
+    answer = capsys.readouterr().out.partition("distdebug:")[2]
+    told = live._cluster(json.loads(answer))
+    (actor,) = told.actors
+    (node,) = told.dead_nodes
+    assert "usual" == ray.address
+    assert (ACTOR, "A", 7, NODE, "ALIVE") == (
+        actor.actor_id,
+        actor.actor_class,
+        actor.pid,
+        actor.node_id,
+        actor.state,
+    )
+    assert (name, text) == (actor.actor_name, actor.actor_repr)
+    assert ("10.0.0.1", "a") == (node.ip, node.host)
