@@ -1,0 +1,58 @@
+"""
+Who was missing in a collective, as the lines of watchdogs and of NCCL tell?
+
+No Flight Recorder dump is needed: the lines that torch's watchdog, its store,
+Gloo, and NCCL print say in which call each rank waited, and how far the others
+had come.
+"""
+
+from __future__ import annotations
+
+from .conclude import collective_findings
+from .gather import PathsOrLines, read_collective_logs
+from .logs import CollectiveLogs
+from .model import (
+    BarrierFailure,
+    DesyncReport,
+    DumpSignal,
+    FingerPrint,
+    FingerPrintMismatch,
+    GlooError,
+    GroupMember,
+    Heartbeat,
+    LogGroup,
+    LogRecord,
+    NcclCall,
+    NcclInit,
+    NcclNote,
+    StoreTimeout,
+    WorkStatus,
+    WorkTimeout,
+)
+from .telling import RankOrigin, rank_origins
+
+
+__all__ = [
+    "BarrierFailure",
+    "CollectiveLogs",
+    "DesyncReport",
+    "DumpSignal",
+    "FingerPrint",
+    "FingerPrintMismatch",
+    "GlooError",
+    "GroupMember",
+    "Heartbeat",
+    "LogGroup",
+    "LogRecord",
+    "NcclCall",
+    "NcclInit",
+    "NcclNote",
+    "PathsOrLines",
+    "RankOrigin",
+    "StoreTimeout",
+    "WorkStatus",
+    "WorkTimeout",
+    "collective_findings",
+    "rank_origins",
+    "read_collective_logs",
+]

@@ -1,0 +1,422 @@
+"""
+What do the lines about collectives say, one by one?
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import attrs
+
+from ..._lines import Origin
+
+
+__all__ = [
+    "BarrierFailure",
+    "DesyncReport",
+    "DumpSignal",
+    "FingerPrint",
+    "FingerPrintMismatch",
+    "GlooError",
+    "GroupMember",
+    "Heartbeat",
+    "LogGroup",
+    "LogRecord",
+    "NcclCall",
+    "NcclInit",
+    "NcclNote",
+    "StoreTimeout",
+    "WorkStatus",
+    "WorkTimeout",
+]
+
+
+@attrs.frozen
+class LogGroup:
+    """
+    Which process group does a line name?
+
+    Attributes:
+        name: The name torch gave it, such as ``"0"``; before 2.5 a number
+            that each process counts for itself.
+
+        desc: Its description, such as ``"default_pg"``; ``""`` if untold.
+    """
+
+    name: str
+    desc: str = ""
+
+    @property
+    def is_default(self) -> bool:
+        """
+        Whether it is the group of all ranks, where both ways to count agree.
+        """
+        return self.desc == "default_pg" or (
+            self.name == "0" and not self.desc
+        )
+
+    def __str__(self) -> str:
+        return self.desc if self.desc not in {"", "undefined"} else self.name
+
+
+@attrs.frozen(kw_only=True)
+class LogRecord:
+    """
+    What is known of every line.
+
+    Attributes:
+        rank: The global rank that printed it; ``None`` if that is not told.
+
+        group_rank: Its rank *within the group*, which is what torch prints in
+            ``[Rank 3]`` and in ``[PG … Rank 3]``.
+
+        group: The group, if it is told.
+
+        origin: Process and node, as the prefix of a launcher tells.
+
+        source: The file.
+
+        line: Number of the line, from 1.
+
+        time: Seconds since the epoch, if the line tells.
+
+        quote: What stands there.
+
+        count: How many lines it stands for: Ray folds equal ones.
+
+        attempt: How often the job had been restarted before.
+    """
+
+    rank: int | None = None
+    group_rank: int | None = None
+    group: LogGroup | None = None
+    origin: Origin | None = None
+    source: str = ""
+    line: int = 0
+    time: float | None = None
+    quote: str = ""
+    count: int = 1
+    attempt: int = 0
+
+
+@attrs.frozen(kw_only=True)
+class WorkTimeout(LogRecord):
+    """
+    A call that did not end in time.
+
+    Attributes:
+        seq: Its number within the group; ``None`` if torch set none.
+
+        op: The operation as in dumps, such as ``"all_reduce"``.
+
+        numel_in: How many elements went in.
+
+        numel_out: How many come out.
+
+        timeout: Seconds that were allowed.
+
+        ran: Seconds after which it was given up.
+
+        blocking: Whether the rank's own thread waited for it.
+    """
+
+    seq: int | None
+    op: str
+    numel_in: int | None = None
+    numel_out: int | None = None
+    timeout: float | None = None
+    ran: float | None = None
+    blocking: bool = False
+
+    @property
+    def is_p2p(self) -> bool:
+        """
+        Whether only two ranks take part, so that numbers mean nothing to
+        others.
+        """
+        return self.op in {"send", "recv", "recvanysource"}
+
+
+@attrs.frozen(kw_only=True)
+class WorkStatus(LogRecord):
+    """
+    How far a rank had come in a group.
+
+    Attributes:
+        failed: The call that failed there, if one did.
+
+        enqueued: The last call that its host passed to the GPU.
+
+        started: The last call that its GPU began; only torch 2.13 and later
+            tell, and only if they time calls.
+
+        completed: The last call that ended.
+    """
+
+    failed: int | None = None
+    enqueued: int | None = None
+    started: int | None = None
+    completed: int | None = None
+
+
+@attrs.frozen(kw_only=True)
+class DumpSignal(WorkStatus):
+    """
+    A rank was told by another one to leave a dump.
+
+    Attributes:
+        sender: The global rank whose call timed out; ``None`` if its own.
+    """
+
+    sender: int | None = None
+
+
+@attrs.frozen(kw_only=True)
+class Heartbeat(LogRecord):
+    """
+    The watchdog of a rank did not move.
+
+    Attributes:
+        seconds: For how long.
+    """
+
+    seconds: float | None = None
+
+
+@attrs.frozen(kw_only=True)
+class DesyncReport(LogRecord):
+    """
+    What torch itself says of who lags behind (``TORCH_NCCL_DESYNC_DEBUG=1``).
+
+    Attributes:
+        kind: ``"joined"`` without finishing, ``"finished"`` without joining
+            the next call, or ``"absent"`` from the beginning.
+
+        members: The ranks within the group.
+
+        seq: The call that they joined or finished.
+    """
+
+    kind: Literal["joined", "finished", "absent"]
+    members: tuple[int, ...]
+    seq: int | None = None
+
+
+@attrs.frozen(kw_only=True)
+class FingerPrint:
+    """
+    What one rank was about to call.
+
+    Attributes:
+        rank: Rank within the group.
+
+        op: The operation as in dumps.
+
+        seq: Its number within the group.
+
+        shape: Sizes of the first tensor, as printed.
+
+        dtype: Types of the tensors, as printed.
+
+        is_own: Whether the rank told it itself.  What one rank tells of
+            another may be wrong: torch reads sizes as if they were names of
+            operations where the lengths differ.
+    """
+
+    rank: int
+    op: str
+    seq: int
+    shape: str | None = None
+    dtype: str | None = None
+    is_own: bool = True
+
+
+@attrs.frozen(kw_only=True)
+class FingerPrintMismatch(LogRecord):
+    """
+    Two ranks were about to make different calls
+    (``TORCH_DISTRIBUTED_DEBUG=DETAIL``).
+
+    Attributes:
+        own: The call of the rank that complains.
+
+        other: The call of the first rank that differs.
+    """
+
+    own: FingerPrint
+    other: FingerPrint
+
+
+@attrs.frozen(kw_only=True)
+class BarrierFailure(LogRecord):
+    """
+    A monitored barrier failed.
+
+    Attributes:
+        absent: The ranks within the group that did not come; empty where a
+            rank only says that it came itself.
+
+        timeout: Seconds that were allowed.
+    """
+
+    absent: tuple[int, ...] = ()
+    timeout: float | None = None
+
+
+@attrs.frozen(kw_only=True)
+class StoreTimeout(LogRecord):
+    """
+    Processes did not find each other, or a key that others should set.
+
+    Attributes:
+        kind: ``"clients"`` (the store waited for them), ``"connect"`` (the
+            store was not reached), ``"barrier"`` (members were missing while a
+            group was made), ``"unique_id"`` (the first rank of a group did not
+            tell how to reach it), ``"listen"`` (its port was taken),
+            ``"rendezvous"`` (nodes did not find each other), or ``"keys"``.
+
+        joined: How many came.
+
+        expected: How many should have come.
+
+        timeout: Seconds that were allowed.
+
+        address: Where the store was looked for.
+
+        keys: What was waited for.
+
+        reason: Why, as far as is told.
+    """
+
+    kind: Literal[
+        "clients",
+        "connect",
+        "barrier",
+        "unique_id",
+        "listen",
+        "rendezvous",
+        "keys",
+    ]
+    joined: int | None = None
+    expected: int | None = None
+    timeout: float | None = None
+    address: str = ""
+    keys: str = ""
+    reason: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class GlooError(LogRecord):
+    """
+    A call over Gloo failed.
+
+    Attributes:
+        kind: ``"timeout"``, ``"closed"`` (the other side is gone),
+            ``"connect"`` (it was never reached), or ``"other"``.
+
+        timeout: Seconds that were allowed.
+
+        peer: Address of the other side.
+    """
+
+    kind: Literal["timeout", "closed", "connect", "other"]
+    timeout: float | None = None
+    peer: str = ""
+
+
+@attrs.frozen(kw_only=True)
+class NcclInit(LogRecord):
+    """
+    A rank began to set up a communicator, or was done with it.
+
+    Attributes:
+        host: Name of its node.
+
+        pid: Its process there.
+
+        comm: The communicator, within the process.
+
+        comm_id: The communicator, for all of its ranks; ``""`` if untold.
+
+        member: The rank within the communicator.
+
+        size: How many ranks it has.
+
+        is_complete: Whether it was done.
+    """
+
+    host: str
+    pid: int
+    comm: str
+    comm_id: str = ""
+    member: int
+    size: int
+    is_complete: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class GroupMember(LogRecord):
+    """
+    A rank made a group of which it is a member (``TORCH_CPP_LOG_LEVEL=INFO``).
+
+    Attributes:
+        size: How many members the group has.
+    """
+
+    size: int
+
+
+@attrs.frozen(kw_only=True)
+class NcclNote(LogRecord):
+    """
+    What NCCL says of a process: its network, its version, a warning.
+
+    Attributes:
+        host: Name of its node; ``""`` if untold.
+
+        pid: Its process there.
+
+        kind: ``"interface"``, ``"network"``, ``"version"``, ``"warning"``, or
+            ``"lost"`` (torch tells that another rank was gone).
+
+        text: Interfaces with addresses, the network, the version, or the
+            warning.
+    """
+
+    host: str = ""
+    pid: int | None = None
+    kind: Literal["interface", "network", "version", "warning", "lost"]
+    text: str
+
+
+@attrs.frozen(kw_only=True)
+class NcclCall(LogRecord):
+    """
+    A call as NCCL prints it (``NCCL_DEBUG_SUBSYS=COLL``).
+
+    Attributes:
+        host: Name of its node.
+
+        pid: Its process there.
+
+        comm: The communicator, within the process.
+
+        op: The operation as in dumps.
+
+        number: How many calls the communicator had made.
+
+        elements: How many elements.
+
+        dtype: The type, as the number that NCCL gives it.
+
+        size: How many ranks the communicator has, if told.
+    """
+
+    host: str
+    pid: int
+    comm: str
+    op: str
+    number: int
+    elements: int | None = None
+    dtype: str = ""
+    size: int | None = None

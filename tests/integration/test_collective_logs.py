@@ -1,0 +1,167 @@
+"""
+Real jobs whose collectives fail, and what their logs tell.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+
+from pathlib import Path
+
+import pytest
+
+from distdebug.findings import Cause
+from distdebug.logscan.collectives import (
+    collective_findings,
+    read_collective_logs,
+)
+
+
+torch = pytest.importorskip("torch")
+
+PROGRAM = Path(__file__).parent / "programs" / "late_rank.py"
+LIMIT_S = 120
+RANKS = 4
+CULPRIT = 2
+
+
+def run_job(folder, kind, **environment):
+    """
+    Run a job until all of its ranks ended, the one to blame last.
+    """
+    ranks = []
+    for rank in range(RANKS):
+        with (folder / f"rank{rank}.log").open("wb") as log:
+            ranks.append(
+                subprocess.Popen(
+                    [
+                        *(sys.executable, str(PROGRAM)),
+                        *(kind, str(folder / "meeting"), str(CULPRIT)),
+                    ],
+                    env={
+                        **os.environ,
+                        "OMP_NUM_THREADS": "1",
+                        "GLOO_SOCKET_IFNAME": "lo",
+                        "RANK": str(rank),
+                        "WORLD_SIZE": str(RANKS),
+                        **environment,
+                    },
+                    stdin=subprocess.PIPE,
+                    stdout=log,
+                    stderr=log,
+                )
+            )
+    try:
+        for rank, process in enumerate(ranks):
+            if rank != CULPRIT:
+                process.wait(LIMIT_S)
+        ranks[CULPRIT].communicate(timeout=LIMIT_S)
+    finally:
+        for process in ranks:
+            process.kill()
+            process.communicate()
+
+
+@pytest.mark.parametrize(
+    ("kind", "environment", "cause"),
+    [
+        ("late", {}, Cause.RANK_NOT_ARRIVED),
+        ("barrier", {}, Cause.RANK_NOT_ARRIVED),
+        (
+            "late",
+            {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"},
+            Cause.RANK_NOT_ARRIVED,
+        ),
+        (
+            "operation",
+            {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"},
+            Cause.TYPE_MISMATCH,
+        ),
+        ("size", {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, Cause.SIZE_MISMATCH),
+        ("empty", {"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, Cause.TYPE_MISMATCH),
+    ],
+    ids=["late", "barrier", "checked", "operation", "size", "empty"],
+)
+def test_the_logs_of_a_real_job_name_the_rank(
+    tmp_path, kind, environment, cause
+):
+    """
+    Whatever it does, the rank to blame is found, and nobody else.
+    """
+    run_job(tmp_path, kind, **environment)
+
+    logs = read_collective_logs(sorted(tmp_path.glob("*.log")))
+    findings = collective_findings(logs)
+
+    assert [(cause, (CULPRIT,))] == [(x.cause, x.ranks) for x in findings]
+    assert all(Path(x.source).exists() for x in findings[0].evidence)
+
+
+def run_store(folder, code):
+    """
+    Run something that fails, and keep what it prints.
+    """
+    log = folder / "store.log"
+    with log.open("wb") as file:
+        subprocess.run(
+            [
+                *(sys.executable, "-c"),
+                (
+                    "import datetime, torch.distributed as dist\n"
+                    f"limit = datetime.timedelta(seconds=2)\n{code}"
+                ),
+            ],
+            stdout=file,
+            stderr=file,
+            timeout=LIMIT_S,
+        )
+    return log
+
+
+def test_a_store_that_waits_for_a_client_tells_how_many_came(tmp_path):
+    """
+    One of two is missing.
+    """
+    log = run_store(
+        tmp_path, "dist.TCPStore('127.0.0.1', 0, 2, True, timeout=limit)"
+    )
+
+    (finding,) = collective_findings(read_collective_logs(log))
+
+    assert Cause.RENDEZVOUS_TIMEOUT == finding.cause
+    assert "1 of 2 processes came" in finding.summary
+
+
+def test_a_client_that_finds_no_store_tells_where_it_looked(tmp_path):
+    """
+    Nobody listens there.
+    """
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+        log = run_store(
+            tmp_path,
+            f"dist.TCPStore('127.0.0.1', {port}, 2, False, timeout=limit)",
+        )
+
+    (finding,) = collective_findings(read_collective_logs(log))
+
+    assert Cause.RENDEZVOUS_TIMEOUT == finding.cause
+    assert f"127.0.0.1:{port}" in finding.summary
+
+
+def test_a_key_that_nobody_sets_is_told(tmp_path):
+    """
+    The store names it.
+    """
+    log = run_store(
+        tmp_path,
+        "store = dist.TCPStore('127.0.0.1', 0, 1, True, timeout=limit)\n"
+        "store.get('weights_ready')",
+    )
+
+    (finding,) = collective_findings(read_collective_logs(log))
+
+    assert Cause.RENDEZVOUS_TIMEOUT == finding.cause
+    assert "waited for /weights_ready" in finding.summary
