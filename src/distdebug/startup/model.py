@@ -1,0 +1,287 @@
+"""
+How far is a job with its start-up, and is that normal?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import attrs
+
+from .._lines import LogLine
+from ..findings import Finding, Missing
+from .bars import Progress
+from .book import How
+
+
+__all__ = ["Harmless", "PhaseReport", "PhaseState", "Progress", "State"]
+
+State = Literal["not begun", "begun", "done", "failed"]
+
+
+@attrs.frozen(kw_only=True)
+class PhaseState:
+    """
+    One phase of a job.
+
+    Times are seconds since the epoch, of the clock that the log shows;
+    ``None`` where it tells none.
+
+    Attributes:
+        name: What it is called in the book of its framework.
+
+        title: What it is called in sentences.
+
+        framework: Whose phase it is; that of an engine inside a trainer has
+            the name of the engine.
+
+        state: ``"not begun"``, ``"begun"``, ``"done"``, or ``"failed"``, as
+            far as the log tells.
+
+        begun_at: When it began.
+
+        ended_at: When it ended.
+
+        last_at: When it was last heard of.
+
+        progress: How far it is: that of the slowest of those at work.
+
+        parts: How many of its parts are done, such as ranks or engines.
+
+        of: How many parts it has, if the log tells.
+
+        facts: What else the log tells about it, such as ``{"have": "8",
+            "want": "16"}`` for GPUs.
+
+        line: The last line that is about it.
+
+        what: What happens in it.
+
+        typical_s: How many seconds it usually takes.
+
+        trains: Whether the job has started, and trains.
+
+        part_of: The phase inside which it comes again and again, or ``""``.
+    """
+
+    name: str
+    title: str
+    framework: str
+    state: State = "not begun"
+    begun_at: float | None = None
+    ended_at: float | None = None
+    last_at: float | None = None
+    progress: Progress | None = None
+    parts: int = 0
+    of: int | None = None
+    facts: Mapping[str, str] = attrs.field(factory=dict)
+    line: LogLine | None = None
+    what: str = ""
+    typical_s: float | None = None
+    trains: bool = False
+    part_of: str = ""
+
+    @property
+    def percent(self) -> float | None:
+        """
+        How much of it is done, of 100, if that is known.
+        """
+        return self.progress.percent if self.progress else None
+
+
+@attrs.frozen(kw_only=True)
+class Harmless:
+    """
+    Lines that look bad, and mean nothing.
+
+    Attributes:
+        name: What the rule is called.
+
+        summary: What they tell.
+
+        why: Why it does not matter.
+
+        count: How many there are, at least.
+
+        line: The first of them.
+    """
+
+    name: str
+    summary: str
+    why: str
+    count: int
+    line: LogLine
+
+
+@attrs.frozen(kw_only=True)
+class PhaseReport:
+    """
+    In which phase of its start-up a job is, and whether that takes too long.
+
+    Attributes:
+        framework: Whose log it is, or ``None`` if that cannot be told.
+
+        title: The framework's own name.
+
+        phases: Those of the framework in their order, then those seen of
+            engines inside it and of torch.
+
+        current: The deepest phase that is not done; if all that began are
+            done, the last of them; ``None`` if none began.
+
+        inner: What an engine, a trainer inside, or torch is busy with in the
+            current phase; while the job trains, the part of a step that it is
+            busy with, such as the generation of samples.
+
+        last_line: The last line of all.
+
+        last_time: When something was last printed, as the text tells.
+
+        silent_s: For how many seconds nothing was printed; ``None`` if that
+            cannot be known.
+
+        ended: How the job ended, or ``None`` as long as nothing tells that it
+            has.
+
+        is_normal: Whether all of it is as it should be; ``None`` if that
+            cannot be told, as without a time.
+
+        verdict: One sentence.
+
+        findings: What is wrong.
+
+        harmless: What only looks so.
+
+        timings: Seconds by name, where the job prints a table of them.
+
+        attempt: 1, or how often the job was started in this log.
+
+        missing: What could not be read, and why.
+    """
+
+    framework: str | None = None
+    title: str = ""
+    phases: tuple[PhaseState, ...] = ()
+    current: PhaseState | None = None
+    inner: PhaseState | None = None
+    last_line: LogLine | None = None
+    last_time: float | None = None
+    silent_s: float | None = None
+    ended: How | None = None
+    is_normal: bool | None = None
+    verdict: str = ""
+    findings: tuple[Finding, ...] = ()
+    harmless: tuple[Harmless, ...] = ()
+    timings: Mapping[str, float] = attrs.field(factory=dict)
+    attempt: int = 1
+    missing: tuple[Missing, ...] = ()
+
+    @property
+    def progress(self) -> Progress | None:
+        """
+        How far the current phase is, or what goes on inside it.
+        """
+        known = [
+            phase.progress
+            for phase in (self.current, self.inner)
+            if phase is not None and phase.progress is not None
+        ]
+        # What is full, or has no end, tells less than what goes on.
+        going = [p for p in known if p.total is not None and not p.is_full]
+        ends = [p for p in known if p.total is not None]
+        return next(iter([*going, *ends, *known]), None)
+
+    @property
+    def percent(self) -> float | None:
+        """
+        How much of that is done, of 100, if that is known.
+        """
+        return self.progress.percent if self.progress else None
+
+    @property
+    def rate(self) -> float | None:
+        """
+        How much is done per second, in what the progress counts.
+        """
+        return self.progress.rate if self.progress else None
+
+    @property
+    def left_s(self) -> float | None:
+        """
+        How many seconds of the current phase remain, if that is known.
+        """
+        return self.progress.left_s if self.progress else None
+
+    def phase(self, name: str) -> PhaseState | None:
+        """
+        Find a phase.
+
+        Args:
+            name: Its name; with its framework, as in ``"vllm/kv_cache"``, if
+                several have one of that name.
+
+        Returns:
+            The first that is called so, or ``None``.
+        """
+        return next(
+            (
+                phase
+                for phase in self.phases
+                if name in {phase.name, f"{phase.framework}/{phase.name}"}
+            ),
+            None,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """
+        Plain data, as for JSON.
+        """
+        return {
+            "framework": self.framework,
+            "current": self.current.name if self.current else None,
+            "inner": self.inner.name if self.inner else None,
+            "percent": self.percent,
+            "rate": self.rate,
+            "left_s": self.left_s,
+            "last_line": self.last_line.text if self.last_line else None,
+            "last_time": self.last_time,
+            "silent_s": self.silent_s,
+            "ended": self.ended,
+            "is_normal": self.is_normal,
+            "verdict": self.verdict,
+            "attempt": self.attempt,
+            "timings": dict(self.timings),
+            "phases": self.to_records(),
+            "findings": [finding.to_dict() for finding in self.findings],
+            "harmless": [
+                {"name": h.name, "summary": h.summary, "count": h.count}
+                for h in self.harmless
+            ],
+            "missing": [attrs.asdict(one) for one in self.missing],
+        }
+
+    def to_records(self) -> list[dict[str, Any]]:
+        """
+        One plain dictionary per phase, for a data frame.
+        """
+        return [
+            {
+                "framework": phase.framework,
+                "name": phase.name,
+                "title": phase.title,
+                "state": phase.state,
+                "begun_at": phase.begun_at,
+                "ended_at": phase.ended_at,
+                "percent": phase.percent,
+                "parts": phase.parts,
+                "of": phase.of,
+                "facts": dict(phase.facts),
+            }
+            for phase in self.phases
+        ]
+
+    def __str__(self) -> str:
+        from .text import report_text
+
+        return report_text(self)

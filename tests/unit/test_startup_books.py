@@ -1,0 +1,235 @@
+"""
+Books of phases, as data.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from distdebug.errors import LogError, RulesError
+from distdebug.startup import detect_phase, load_book, read_books
+from distdebug.startup.literals import literals_of
+
+
+MINE = r"""
+[framework]
+name = "ourtrainer"
+title = "Our trainer"
+start = ['=== boot ===']
+
+[[phase]]
+name = "tokens"
+title = "asking the token server"
+begin = ['asking (?P<server>\S{1,60}) for tokens']
+end = ['tokens (?P<tokens>\d{1,12}) received']
+silent_s = 60
+reason = "the token server is down"
+remedy = "ask #tokens"
+
+[[phase]]
+name = "go"
+title = "training"
+begin = ['LETS GO']
+progress = ['tick (?P<done>\d{1,9}) of (?P<total>\d{1,9})']
+trains = true
+
+[[failure]]
+name = "no_tokens"
+cause = "io_wait"
+patterns = ['token server refused']
+summary = "the token server refused[ {why}]"
+
+[[ending]]
+how = "completed"
+patterns = ['that was all']
+"""
+
+
+def write(tmp_path, text):
+    """
+    A file of rules.
+    """
+    file = tmp_path / "mine.toml"
+    file.write_text(text)
+    return file
+
+
+def test_own():
+    """
+    Our own books name every framework, and tell what to do about each phase.
+    """
+    books = {book.name: book for book in read_books()}
+
+    assert {
+        *("torchspec", "nemo_rl", "verl", "slime", "openrlhf", "skyrl"),
+        *("vllm", "sglang", "torchtitan", "megatron", "huggingface"),
+        *("common", "failures"),
+    } == set(books)
+    assert 7 == len(books["torchspec"].phases)
+    for book in books.values():
+        for phase in book.phases:
+            names = {other.name for other in book.phases}
+            assert phase.reason
+            assert phase.remedy
+            assert set(phase.until) <= names
+            assert phase.typical_s < phase.alarming_s
+
+
+def test_own_are_fast():
+    """
+    Each pattern of ours can be looked for by a plain text.
+    """
+    for book in read_books():
+        for phase in book.phases:
+            for kind in ("begin", "progress", "end", "end_part", "fail"):
+                for pattern in getattr(phase, kind):
+                    assert literals_of(pattern), pattern.pattern
+
+
+def test_mine(tmp_path):
+    """
+    A book of the user makes its framework known.
+    """
+    log = "=== boot ===\n12: asking tok-1:80 for tokens\n"
+
+    report = detect_phase(log, rules=[write(tmp_path, MINE)])
+
+    assert "ourtrainer" == report.framework
+    assert "Our trainer" == report.title
+    assert "tokens" == report.current.name
+    assert "tok-1:80" == report.current.facts["server"]
+
+
+def test_mine_trains(tmp_path):
+    """
+    Its steps, failures, and ends count as ours do.
+    """
+    log = "LETS GO\ntick 3 of 12\ntoken server refused\nthat was all\n"
+
+    report = detect_phase(log, rules=write(tmp_path, MINE))
+
+    assert 25 == report.percent
+    assert "completed" == report.ended
+    assert "the token server refused" == report.findings[0].summary
+    assert report.findings[0].remedy is None
+
+
+def test_mine_takes_the_place_of_ours(tmp_path):
+    """
+    A book with the name of one of ours takes its place.
+    """
+    mine = write(tmp_path, MINE.replace("ourtrainer", "verl"))
+
+    books = {book.name: book for book in read_books([mine])}
+
+    assert "Our trainer" == books["verl"].title
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("[framework]", "[framework", "Expected"),
+        ("[[ending]]", "[[odd]]", "no such table: 'odd'"),
+        ("[[failure]]", "[failure]", "write [[failure]]"),
+        ("silent_s = 60", "silent = 60", "no such key: 'silent'"),
+        ("silent_s = 60", "silent_s = nan", "silent_s has the wrong type"),
+        ("silent_s = 60", "silent_s = -1", "silent_s has the wrong type"),
+        ("silent_s = 60", "silent_s = true", "silent_s has the wrong type"),
+        ("trains = true", "trains = 1", "trains has the wrong type"),
+        ("begin = ['LETS GO']", "begin = 'LETS GO'", "begin has the wrong"),
+        ("begin = ['LETS GO']", "begin = [3]", "begin has the wrong"),
+        ("begin = ['LETS GO']", "begin = ['(']", "phase 2: pattern"),
+        ("begin = ['LETS GO']", "begin = ['(a+)+b']", "too many ways"),
+        ('name = "go"', 'name = "tokens"', "two phases have one name"),
+        ("trains = true", 'part_of = "odd"', "go is part of no phase"),
+        ('name = "go"', 'name = "Go Go"', "a name is small letters"),
+        ('title = "training"', "", "title"),
+        ('how = "completed"', 'how = "fine"', "how is completed or"),
+        ('cause = "io_wait"', 'cause = "rain"', "rain"),
+        ('cause = "io_wait"', 'confidence = "sure"', "confidence is certain"),
+        ("start =", 'kind = "boat"\nstart =', "kind is orchestrator"),
+        ("start =", "phases = []\nstart =", "no such key: 'phases'"),
+        ("start =", "table = '(a+)+'\nstart =", "too many ways"),
+        ("start =", "table = '('\nstart =", "pattern"),
+        (
+            "begin = ['LETS GO']\nprogress",
+            "facts",
+            "neither begin, progress, nor bars",
+        ),
+    ],
+)
+def test_bad(tmp_path, old, new, said):
+    """
+    A file that is no book is refused, with the file and what is wrong.
+    """
+    file = write(tmp_path, MINE.replace(old, new, 1))
+
+    with pytest.raises(RulesError, match=re.escape(said)) as caught:
+        load_book(file)
+
+    assert str(file) == caught.value.path
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["framework = 3\n", "phase = [3]\n", "x = " + "[" * 2000],
+    ids=["framework", "phase", "deep"],
+)
+def test_odd(tmp_path, text):
+    """
+    So is TOML of another form.
+    """
+    with pytest.raises(RulesError):
+        load_book(write(tmp_path, text))
+
+
+def test_none(tmp_path):
+    """
+    So is a file that is not there.
+    """
+    with pytest.raises(RulesError, match="No such file"):
+        read_books([tmp_path / "none.toml"])
+
+
+def test_unknown_framework():
+    """
+    Who asks for a framework that is not known is told which are.
+    """
+    with pytest.raises(LogError, match="no such framework: 'jax'") as caught:
+        detect_phase(["x"], framework="jax")
+
+    assert "torchspec" in caught.value.remedy
+    assert "failures" not in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("pattern", "expected"),
+    [
+        (r"Training completed\b", {"Training completed"}),
+        (r"\d+ (?:cats|dogs)x", {"cats", "dogs"}),
+        (r"(?:cats|d)", set()),
+        (r"(?i)training", set()),
+        (r"(?:abc){2}", {"abc"}),
+        (r"(?:abc)?", set()),
+        (r"(?>abcd)", {"abcd"}),
+        (r"[ab]\d", set()),
+    ],
+)
+def test_literals(pattern, expected):
+    """
+    The plain texts of a pattern are those that it cannot do without.
+    """
+    assert expected == literals_of(re.compile(pattern))
+
+
+def test_without_literals(tmp_path):
+    """
+    Patterns without a plain text are tried on every line.
+    """
+    text = MINE.replace("'LETS GO'", "'(?i)lets go'")
+
+    report = detect_phase("Lets GO\n", rules=write(tmp_path, text))
+
+    assert "go" == report.current.name
