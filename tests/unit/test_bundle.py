@@ -8,6 +8,8 @@ import json
 import os
 import subprocess
 
+from functools import partial
+
 import pytest
 
 from distdebug.bundle import logs as logs_module
@@ -22,10 +24,14 @@ from distdebug.bundle.manifest import (
     read_manifest,
     write_manifest,
 )
-from distdebug.bundle.node import keep_facts, public_variables
+from distdebug.bundle.node import keep_facts
 from distdebug.capture.tool import ToolOutput
 from distdebug.errors import BundleError
 from distdebug.findings import Missing
+from distdebug.health.gpu import smi as smi_module
+from distdebug.health.kernel import log as kernel_module
+from distdebug.health.stored import judge_node_facts
+from distdebug.health.variables import public_variables
 
 
 NODE = {"host": "n1", "status": "ok", "seconds": 1.0, "reason": ""}
@@ -248,15 +254,25 @@ def tools(monkeypatch):
     """
     answers = {
         "nvidia-smi": ToolOutput(0, "", ""),
-        "dmesg": ToolOutput(0, "", ""),
+        "dmesg": ToolOutput(0, "[1.5] Linux version 6.1", ""),
     }
+    for module in (node_module, kernel_module):
+        monkeypatch.setattr(
+            module, "find_tool", lambda name: name if name in answers else None
+        )
+    for module in (smi_module, kernel_module):
+        monkeypatch.setattr(
+            module, "run_tool", lambda argv, timeout_s: answers[argv[0]]
+        )
+    # No other way to the kernel's log.
     monkeypatch.setattr(
         node_module,
-        "find_tool",
-        lambda name: name if name in answers else None,
-    )
-    monkeypatch.setattr(
-        node_module, "run_tool", lambda argv, timeout_s: answers[argv[0]]
+        "read_kernel_log",
+        partial(
+            kernel_module.read_kernel_log,
+            device="/proc/none",
+            folder="/proc/none",
+        ),
     )
     return answers
 
@@ -287,7 +303,10 @@ class TestNode:
         """
         What nvidia-smi prints becomes one row per GPU.
         """
-        row = "0, GPU-7, NVIDIA H200, 100, 1024, 143771, 40, P0, 1980"
+        row = (
+            "0, GPU-7, 100, 40, Disabled, NVIDIA H200, 00000000:3B:00.0, 1024, "
+            "143771, 40, P0, 1980, 1980, 650.5, 700, 0x1, 0, No, Completed, None"
+        )
         tools["nvidia-smi"] = ToolOutput(0, f"{row}\nstrange\n", "")
 
         facts, _ = self.facts(tmp_path)
@@ -305,10 +324,10 @@ class TestNode:
         """
         monkeypatch.setattr(node_module, "_MOST_LINES", 2)
         lines = [
-            "[x] Out of memory: Killed process 1",
-            "[x] usb 1-1: new device",
-            "[x] NVRM: Xid (PCI:0000:01:00): 79, \x1b[31mfallen off",
-            "[x] oom-kill:constraint=CONSTRAINT_NONE",
+            "[7.5] Out of memory: Killed process 1",
+            "[8.5] usb 1-1: new device",
+            "[9.5] NVRM: Xid (PCI:0000:01:00): 79, \x1b[31mfallen off",
+            "[9.7] oom-kill:constraint=CONSTRAINT_NONE",
         ]
         tools["dmesg"] = ToolOutput(0, "\n".join(lines), "")
 
@@ -316,6 +335,28 @@ class TestNode:
 
         assert 2 == len(facts["kernel"])
         assert "79, fallen off" in facts["kernel"][0]
+
+    def test_judged(self, tools, tmp_path):
+        """
+        What is kept tells later what was wrong with which GPU.
+        """
+        tools["dmesg"] = ToolOutput(
+            0, "[7.5] NVRM: Xid (PCI:0000:3b:00): 79, pid=7, fallen off", ""
+        )
+        lost = (
+            "Unable to determine the device handle for GPU 0000:3B:00.0: "
+            "Unknown Error\n"
+        )
+        tools["nvidia-smi"] = ToolOutput(255, lost, "")
+
+        facts, missing = self.facts(tmp_path)
+        found = judge_node_facts(facts, host="n1", ranks={7: 3})
+
+        assert [] == missing
+        assert {"lo"} <= {x["name"] for x in facts["interfaces"]}
+        assert facts["machine"]["disks"]["tmp"]["files"] >= 0
+        assert [(3,)] == [f.ranks for f in found if f.ranks]
+        assert any("GPU 0 does not answer" in f.summary for f in found)
 
     def test_variables(self, tools, tmp_path, monkeypatch):
         """
@@ -339,9 +380,9 @@ class TestNode:
     @pytest.mark.parametrize(
         ("output", "reason"),
         [
-            (ToolOutput(None, "", ""), "dmesg did not end within 5 s"),
+            (ToolOutput(None, "", ""), "dmesg: not done within 5.0 s"),
             (ToolOutput(1, "", "not\npermitted"), "dmesg: not permitted"),
-            (ToolOutput(2, "", ""), "dmesg: exit status 2"),
+            (ToolOutput(2, "", ""), "dmesg: prints nothing"),
         ],
     )
     def test_tool_fails(self, tools, tmp_path, output, reason):
@@ -353,18 +394,21 @@ class TestNode:
         facts, missing = self.facts(tmp_path)
 
         assert "machine" in facts
-        assert [("kernel of node", reason)] == missing
+        ((what, why),) = missing
+        assert "kernel of node" == what
+        assert reason in why.split("; ")
 
     def test_no_tool(self, tools, tmp_path):
         """
-        A node without GPUs lacks nothing.
+        A node without GPUs lacks nothing; without the kernel's log, that.
         """
         tools.clear()
 
-        facts, missing = self.facts(tmp_path)
+        facts, ((what, why),) = self.facts(tmp_path)
 
-        assert [] == missing
-        assert (None, None) == (facts["gpus"], facts["kernel"])
+        assert facts["gpus"] is None
+        assert "kernel of node" == what
+        assert "dmesg: not installed" in why
 
     def test_nothing_to_say(self, tools, tmp_path, monkeypatch):
         """

@@ -12,8 +12,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from distdebug.health.gpu import read
 from distdebug.watching.progress import ProgressSensor
-from distdebug.watching.senses import gpu_load
 from distdebug.watching.senses.gpu import GpuActivity
 from distdebug.watching.senses.gpu_load import GpuLoad, gpu_loads
 
@@ -196,6 +196,7 @@ class FakeNvml(ModuleType):
         self.nvmlDeviceGetHandleByIndex = self.gpu
         self.nvmlDeviceGetComputeRunningProcesses = self.users
         self.nvmlDeviceGetUtilizationRates = self.rates
+        self.nvmlDeviceGetMemoryInfo = self.gpus.__getitem__
 
     def check(self, *, is_fine):
         """
@@ -254,9 +255,9 @@ def _no_driver(monkeypatch, tmp_path):
     """
     monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    find = gpu_load.find_tool
+    find = read.find_tool
     monkeypatch.setattr(
-        gpu_load,
+        read,
         "find_tool",
         lambda name: (
             tool
@@ -286,7 +287,16 @@ def _use_tool(tmp_path):
     Have an ``nvidia-smi``.
     """
 
+    def table(rows, form):
+        # A message instead of a row stays as it is.
+        lines = rows.split("\\n")
+        return "\\n".join(
+            form.format(i, x) if "," in x else x for i, x in enumerate(lines)
+        )
+
     def use(loads, apps="", *, code="exit 0"):
+        loads = table(loads, "{0}, {1}, Disabled")
+        apps = table(apps, "{1}, 900")
         tool = tmp_path / "nvidia-smi"
         tool.write_text(
             "#!/bin/sh\n"
@@ -376,8 +386,8 @@ class TestTool:
 
         assert (("GPU-1b", 98, 37),) == gpu_loads([7], timeout_s=5)
         expected = (
-            "--query-gpu=uuid,utilization.gpu,utilization.memory "
-            "--format=csv,noheader,nounits\n"
+            "--query-gpu=index,uuid,utilization.gpu,utilization.memory,"
+            "mig.mode.current --format=csv,noheader,nounits\n"
         )
         assert expected == asked.read_text()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import time
 
 from collections import defaultdict
@@ -16,43 +15,27 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from .._files import write_whole
 from .._text import clean
-from ..capture.tool import ToolOutput, find_tool, run_tool
+from ..capture.tool import find_tool
 from ..findings import Missing
+from ..health.gpu.smi import gpu_rows
+from ..health.kernel.events import is_suspicious
+from ..health.kernel.log import read_kernel_log
+from ..health.network.interfaces import read_interfaces
+from ..health.variables import public_variables
 from ..processes.environ import read_environ
 
 
-__all__ = ["keep_facts", "public_variables"]
+__all__ = ["keep_facts"]
 
-# Whatever else is in an environment is nobody's business.
-_PREFIXES = (
-    *("NCCL_", "RCCL_", "TORCH_", "TORCHELASTIC_", "GLOO_", "UCX_", "FI_"),
-    *("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "PYTORCH_CUDA_ALLOC_CONF"),
-)
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH", re.IGNORECASE)
-_ACCOUNT = re.compile(r"://[^/\s]*@")
-
-_GPU_FIELDS = (
-    *("index", "uuid", "name", "utilization.gpu", "memory.used"),
-    *("memory.total", "temperature.gpu", "pstate", "clocks.sm"),
-)
-_TROUBLE = re.compile(
-    r"NVRM: Xid|out of memory|oom-kill|oom_reaper|Killed process"
-    r"|I/O error|blocked for more than|segfault|Machine check",
-    re.IGNORECASE,
-)
 _MOST_LINES = 50
 _MOST_WORKERS = 4096
 _TOOL_S = 10.0
 
 Fact = Callable[[float], Any]
-
-
-class _UnknownError(Exception):
-    """
-    A fact that cannot be learned here, and why.
-    """
 
 
 def keep_facts(
@@ -78,6 +61,7 @@ def keep_facts(
     sources: Mapping[str, Fact] = {
         "machine": lambda _: _machine(path.parent),
         "variables": lambda _: _variables(pids),
+        "interfaces": lambda _: _interfaces(),
         "gpus": _gpus,
         "kernel": _kernel_messages,
     }
@@ -95,26 +79,6 @@ def keep_facts(
         return [], [*missing, Missing(what="facts of node", reason=reason)]
 
     return [path], missing
-
-
-def public_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """
-    Which variables of a worker may be kept?
-
-    Args:
-        environ: All of them.
-
-    Returns:
-        Those of the network and of torch by name, without any that may be a
-        secret.
-    """
-    return {
-        clean(name): clean(value, limit=500)
-        for name, value in sorted(environ.items())
-        if name.startswith(_PREFIXES)
-        and not _SECRET.search(name)
-        and not _ACCOUNT.search(value)
-    }
 
 
 def _machine(folder: Path) -> dict[str, Any]:
@@ -143,6 +107,7 @@ def _disk(where: str) -> dict[str, int]:
     return {
         "total": status.f_blocks * status.f_frsize,
         "free": status.f_bavail * status.f_frsize,
+        "files": status.f_files,
         "free_files": status.f_favail,
     }
 
@@ -163,47 +128,25 @@ def _variables(pids: Iterable[int]) -> list[dict[str, Any]]:
 
 
 def _gpus(timeout_s: float) -> list[dict[str, str]] | None:
-    fields = ",".join(_GPU_FIELDS)
-    text = _ask(
-        "nvidia-smi",
-        (f"--query-gpu={fields}", "--format=csv,noheader,nounits"),
-        timeout_s,
-    )
-    if text is None:
-        return None
+    """
+    What ``nvidia-smi`` says.  `None` if there is none: not all nodes have GPUs.
+    """
+    tool = find_tool("nvidia-smi")
+    return None if tool is None else gpu_rows(tool, timeout_s=timeout_s)
 
-    rows = [line.split(", ") for line in text.splitlines()]
+
+def _kernel_messages(timeout_s: float) -> list[str]:
+    """
+    What the kernel said last that may be about trouble, as the journal has it.
+    """
+    log = read_kernel_log(timeout_s=timeout_s, keep=is_suspicious)
     return [
-        dict(zip(_GPU_FIELDS, map(clean, row), strict=True))
-        for row in rows
-        if len(row) == len(_GPU_FIELDS)
+        line.text
+        if line.time is None
+        else f"{line.time:.6f} localhost kernel: {line.text}"
+        for line in log.lines[-_MOST_LINES:]
     ]
 
 
-def _kernel_messages(timeout_s: float) -> list[str] | None:
-    text = _ask("dmesg", ("--ctime",), timeout_s)
-    if text is None:
-        return None
-
-    found = [line for line in text.splitlines() if _TROUBLE.search(line)]
-    return [clean(line, limit=400) for line in found[-_MOST_LINES:]]
-
-
-def _ask(name: str, arguments: Iterable[str], timeout_s: float) -> str | None:
-    """
-    What does a tool say?  `None` if there is none: not all nodes have GPUs.
-    """
-    tool = find_tool(name)
-    if tool is None:
-        return None
-
-    got: ToolOutput = run_tool([tool, *arguments], timeout_s=timeout_s)
-    if got.status is None:
-        msg = f"{name} did not end within {timeout_s:.0f} s"
-        raise _UnknownError(msg)
-    if got.status != 0:
-        why = got.complaint.strip() or got.output.strip()
-        msg = f"{name}: {why or f'exit status {got.status}'}"
-        raise _UnknownError(msg)
-
-    return got.output
+def _interfaces() -> list[dict[str, Any]]:
+    return [attrs.asdict(interface) for interface in read_interfaces()]

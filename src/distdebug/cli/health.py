@@ -1,0 +1,102 @@
+"""
+``health``: is this node able to work?
+"""
+
+from __future__ import annotations
+
+import argparse
+import socket
+
+from .options import (
+    Commands,
+    add_command,
+    add_process_options,
+    positive_seconds,
+)
+from .output import print_json
+
+
+__all__ = ["add_parser", "run"]
+
+_TEXT = """
+Look at this node: its GPUs, what the kernel complains of, memory, disks,
+network, Ray; and whether the variables of the workers fit it and each other.
+Nothing is changed, and root is not needed, though it sees more.
+
+Example:
+  {prog} health
+  {prog} health --folder /shared/checkpoints --ray /tmp/ray --json
+
+Exit status: 0 nothing is wrong, as far as can be seen; 1 something was found;
+2 could not look.
+"""
+
+
+def add_parser(commands: Commands) -> None:
+    """
+    Add the command.
+    """
+    parser = add_command(
+        commands,
+        "health",
+        run,
+        help="is this node, with its GPUs and its network, able to work?",
+        text=_TEXT,
+    )
+    who = parser.add_argument_group("whose variables are compared")
+    add_process_options(who)
+    parser.add_argument(
+        "--folder",
+        action="append",
+        metavar="DIR",
+        help="the job writes here; may be given several times",
+    )
+    parser.add_argument(
+        "--ray",
+        action="append",
+        metavar="DIR",
+        help="look for signs of life of Ray, whose temporary folder or session "
+        "this is, such as /tmp/ray",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=positive_seconds,
+        default=10.0,
+        metavar="S",
+        help="be done after so many seconds (default: %(default)g)",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print everything as JSON"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """
+    Print how the node is; 1 if anything is wrong.
+    """
+    from ..health.environment import check_environment
+    from ..health.node import check_node
+    from ..processes.find import find_workers
+    from ..processes.worker import workers_of
+
+    workers = (
+        workers_of(args.pid) if args.pid else find_workers(args.pattern or ())
+    )
+    node = check_node(
+        pids=[worker.pid for worker in workers],
+        folders=args.folder or (),
+        ray_sessions=args.ray or (),
+        timeout_s=args.timeout,
+    )
+    environment = check_environment(
+        workers, nodes={socket.gethostname(): node}
+    )
+    if args.json:
+        data = {
+            "node": node.to_dict(),
+            "environment": environment.to_dict(),
+        }
+        print_json("health", data)
+    else:
+        print(node, environment, sep="\n\n")
+    return int(not (node.is_healthy and environment.is_healthy))

@@ -1,0 +1,3 @@
+"""
+What do the GPUs of a node tell about themselves?
+"""

@@ -1,0 +1,3 @@
+"""
+What did the kernel of a node say about it?
+"""

@@ -1,0 +1,3 @@
+"""
+Which interfaces has a node, and do they work?
+"""

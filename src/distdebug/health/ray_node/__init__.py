@@ -1,0 +1,3 @@
+"""
+Is a Ray cluster alive on this node?
+"""

@@ -1,0 +1,227 @@
+"""
+What shows that Ray runs on this node?
+
+Ray writes ``debug_state.txt`` every ten seconds on every node, ``monitor.log``
+every five on the head, and ``raylet.out`` about once a minute when nothing
+happens: measured on Ray 2.60.  The GCS, Ray's memory of the whole cluster,
+listens at the address that ``ray_current_cluster`` holds.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from ..._files import read_ordinary
+from ..._lines import open_log
+from ..._text import clean
+from ...errors import NoLogsError
+
+
+__all__ = ["RayNode", "read_ray"]
+
+_SIGNS = (
+    *("debug_state.txt", "debug_state_gcs.txt", "monitor.log"),
+    *(
+        "raylet.out",
+        "gcs_server.out",
+        "log_monitor.log",
+        "dashboard_agent.log",
+    ),
+)
+_SESSION = re.compile(r"session_\d{4}-[\w-]{1,80}")
+_ADDRESS = re.compile(r"(\[?[0-9A-Za-z.:_-]{1,255}?\]?):(\d{1,5})")
+_VERSION = re.compile(r"ray_version=(\d[\w.+-]{0,40})")
+_DIST_INFO = re.compile(r"ray-(\d[\w.+]{0,40})\.dist-info")
+_HEAD = 1 << 16
+
+
+@attrs.frozen(kw_only=True)
+class RayNode:
+    """
+    What shows of Ray on this node.
+
+    Attributes:
+        session: The folder of the session.
+
+        name: Its name, which is the same on all nodes of the cluster.
+
+        ages: How long ago each of its files was written, in seconds.
+
+        raylets: The processes that manage this node for this session.
+
+        states: The state of each, such as ``"S"``.
+
+        processes_known: Whether the list of processes could be read.
+
+        address: Where the GCS listens, if that is known.
+
+        gcs: What it said: ``"answers"``, ``"refused"``, ``"silent"``, or
+            ``""`` if nobody asked.
+
+        cluster_version: The Ray of the cluster, as its head wrote.
+
+        node_version: The Ray of this node's raylet.
+    """
+
+    session: str
+    name: str
+    ages: dict[str, float]
+    raylets: tuple[int, ...] = ()
+    states: tuple[str, ...] = ()
+    processes_known: bool = True
+    address: str = ""
+    gcs: str = ""
+    cluster_version: str = ""
+    node_version: str = ""
+
+
+def read_ray(
+    session: str | os.PathLike[str],
+    *,
+    timeout_s: float = 3.0,
+    now: float | None = None,
+) -> RayNode:
+    """
+    Look for signs of life of Ray on this node.
+
+    Args:
+        session: The folder of a session, or the folder that holds
+            ``session_latest``.
+
+        timeout_s: How long to wait for the GCS, in seconds.
+
+        now: The time, in seconds since the epoch.
+
+    Returns:
+        What shows.
+
+    Raises:
+        NoLogsError: There is no session.
+    """
+    folder = _find(Path(session))
+    when = time.time() if now is None else now
+    ages = dict(_ages(folder / "logs", when))
+    found, is_known = _raylets(folder.name)
+    address = _address(folder)
+    return RayNode(
+        session=str(folder),
+        name=clean(folder.name),
+        ages=ages,
+        raylets=tuple(x["pid"] for x in found),
+        states=tuple(x["state"] for x in found),
+        processes_known=is_known,
+        address=address,
+        gcs=_knock(address, timeout_s) if address else "",
+        cluster_version=_cluster_version(folder / "logs"),
+        node_version=next((x["version"] for x in found), ""),
+    )
+
+
+def _find(path: Path) -> Path:
+    for folder in (path, path / "session_latest"):
+        if (folder / "logs").is_dir():
+            return folder.resolve()
+    found = []
+    if path.is_dir():
+        found = sorted(x for x in path.glob("session_2*") if x.is_dir())
+    if found:  # the link may be broken, and names sort by time
+        return found[-1].resolve()
+
+    msg = f"{path} is no session of Ray, and holds none"
+    raise NoLogsError(msg, remedy="give a folder such as /tmp/ray")
+
+
+def _ages(logs: Path, now: float) -> Iterator[tuple[str, float]]:
+    for name in _SIGNS:
+        try:
+            yield name, now - (logs / name).stat().st_mtime
+        except OSError:
+            continue
+
+
+def _raylets(name: str) -> tuple[list[dict[str, Any]], bool]:
+    """
+    The raylets of this session, and whether processes can be listed at all.
+    """
+    import psutil
+
+    found = []
+    try:
+        for process in psutil.process_iter(
+            ["pid", "name", "status", "cmdline"]
+        ):
+            words = process.info["cmdline"] or []
+            program = os.path.basename(words[0]) if words else ""  # noqa: PTH119 text is enough
+            if program == "raylet" and _is_of(words, name):
+                found.append(
+                    {
+                        "pid": process.info["pid"],
+                        "state": process.info["status"],
+                        "version": _installed_version(words[0]),
+                    }
+                )
+    except (psutil.Error, OSError):
+        return found, False
+    return found, True
+
+
+def _is_of(words: Iterable[str], name: str) -> bool:
+    sessions = {x for word in words for x in _SESSION.findall(word)}
+    return not sessions or name in sessions
+
+
+def _installed_version(program: str) -> str:
+    """
+    The version of the package that a raylet belongs to.
+    """
+    # site-packages/ray/core/src/ray/raylet/raylet
+    parents = Path(program).parents
+    if len(parents) < 6:
+        return ""
+    try:
+        names = os.listdir(parents[5])  # noqa: PTH208 names are enough
+    except OSError:
+        return ""
+    found = (_DIST_INFO.fullmatch(name) for name in names)
+    return next((x[1] for x in found if x), "")
+
+
+def _address(folder: Path) -> str:
+    try:
+        data = read_ordinary(folder.parent / "ray_current_cluster", 1024)
+    except (OSError, ValueError):
+        return ""
+    found = _ADDRESS.fullmatch(data.decode(errors="replace").strip())
+    return found[0] if found and int(found[2]) < 1 << 16 else ""
+
+
+def _knock(address: str, timeout_s: float) -> str:
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection(
+            (host.strip("[]"), int(port)), timeout=timeout_s
+        ):
+            return "answers"
+    except ConnectionRefusedError:
+        return "refused"
+    except (OSError, ValueError, OverflowError):
+        return "silent"
+
+
+def _cluster_version(logs: Path) -> str:
+    try:
+        with open_log(logs / "gcs_server.out") as file:
+            head = file.read(_HEAD).decode(errors="replace")
+    except (OSError, ValueError):
+        return ""
+    found = _VERSION.search(head)
+    return found[1] if found else ""

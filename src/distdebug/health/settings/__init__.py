@@ -1,0 +1,3 @@
+"""
+Do the environment variables of the workers of a job fit each other?
+"""
