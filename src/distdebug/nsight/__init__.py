@@ -1,0 +1,3 @@
+"""
+How are just these workers of a job profiled with Nsight Systems?
+"""

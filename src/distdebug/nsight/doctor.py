@@ -1,0 +1,226 @@
+"""
+Will nsys be able to profile workers on this node?
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from .._text import text_table
+from ..capture.permission.check import Check
+from ..findings import Cause, Evidence, Finding
+from ..findings.text import finding_lines
+from .installed import find_nsys, nsys_version
+from .orphans import find_orphans
+from .patch.change import ray_nsight_status
+from .raylet_log import raylet_findings
+
+
+__all__ = ["NsysHealth", "check_nsys"]
+
+_PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
+_IMPORTER = "QdstrmImporter"
+# Where Debian puts it, which is not where nsys looks.
+_DEBIAN = Path("/usr/lib/nsight-systems")
+_WORDS = {True: "ok", False: "PROBLEM", None: "note"}
+_MIB = 1 << 20
+
+
+@attrs.frozen(kw_only=True)
+class NsysHealth:
+    """
+    What was checked.
+
+    Attributes:
+        checks: Every check, with what to do where something is not as it
+            should be.
+
+        findings: What is wrong, most important first.
+    """
+
+    checks: tuple[Check, ...]
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def is_ready(self) -> bool:
+        """
+        Whether nothing is in the way.
+        """
+        return not self.findings
+
+    def to_dict(self) -> dict[str, Any]:
+        """
+        Plain data in the layout of the command line's ``--json``.
+        """
+        return {
+            "ready": self.is_ready,
+            "checks": self.to_records(),
+            "findings": [finding.to_dict() for finding in self.findings],
+        }
+
+    def to_records(self) -> list[dict[str, Any]]:
+        """
+        One plain dictionary per check, for a data frame.
+        """
+        return [attrs.asdict(check) for check in self.checks]
+
+    def __str__(self) -> str:
+        rows = [(_WORDS[c.ok], c.name, c.detail) for c in self.checks]
+        parts = [text_table(("", "check", "found"), rows)]
+        parts += ["\n".join(finding_lines(f)) for f in self.findings]
+        parts += [
+            f"{c.name}: {c.remedy}"
+            for c in self.checks
+            if c.ok is None and c.remedy
+        ]
+        return "\n\n".join(parts)
+
+
+def check_nsys(
+    *,
+    nsys: str = "nsys",
+    ray: str | os.PathLike[str] | None = None,
+    raylet_logs: Iterable[str | os.PathLike[str]] = (),
+) -> NsysHealth:
+    """
+    Can workers on this node be profiled, and does anything waste space?
+
+    Args:
+        nsys: The name of nsys, or its path.
+
+        ray: Where Ray is; see `ray_nsight_status`.
+
+        raylet_logs: Sessions of Ray, or other folders with the logs of
+            raylets, in which to look for workers that did not start.
+
+    Returns:
+        Every check, and what is wrong.
+
+    Raises:
+        OSError: A log cannot be read.
+
+        ValueError: It is damaged.
+    """
+    path = find_nsys(nsys)
+    checks = (
+        _check_nsys(path),
+        *([_check_importer(path)] if path else []),
+        _check_sampling(),
+        _check_twins(),
+        _check_orphans(),
+        _check_plugin(ray),
+    )
+    wrong = (_finding(check) for check in checks if check.ok is False)
+    found = raylet_findings(*raylet_logs)
+    return NsysHealth(checks=checks, findings=(*found, *wrong))
+
+
+def _finding(check: Check) -> Finding:
+    return Finding(
+        cause=Cause.NODE_MISCONFIGURED,
+        ranks=(),
+        summary=f"nsys cannot profile workers well on this node: {check.name} "
+        f"{check.detail}",
+        confidence="certain",
+        remedy=check.remedy or None,
+        evidence=(
+            Evidence(kind="node", source=check.name, quote=check.detail),
+        ),
+    )
+
+
+def _check_nsys(path: str | None) -> Check:
+    if path is None:
+        remedy = "install Nsight Systems, and put it on the PATH of the raylet"
+        return Check("nsys", ok=False, detail="is not on PATH", remedy=remedy)
+
+    version = nsys_version(path)
+    detail = f"{version or 'does not tell its version'}, {path}"
+    return Check("nsys", ok=True if version else None, detail=detail)
+
+
+def _check_importer(path: str) -> Check:
+    target = Path(path).resolve().parent
+    host = target.with_name(target.name.replace("target", "host"))
+    if (host / _IMPORTER).is_file() or (target / _IMPORTER).is_file():
+        return Check("importer", ok=True, detail=str(host / _IMPORTER))
+
+    debian = _DEBIAN / host.name
+    remedy = "install the package of Nsight Systems for hosts as well"
+    if (debian / _IMPORTER).is_file():
+        remedy = f"ln -s {debian} {host}"
+    detail = f"is not at {host}: reports stay raw (.qdstrm)"
+    return Check("importer", ok=False, detail=detail, remedy=remedy)
+
+
+def _check_sampling() -> Check:
+    try:
+        level = int(_PARANOID.read_text("ascii"))
+    except (OSError, ValueError):
+        detail = "the kernel does not tell"
+        return Check("CPU sampling", ok=None, detail=detail)
+
+    if level <= 2:
+        detail = f"allowed (perf_event_paranoid is {level})"
+        return Check("CPU sampling", ok=True, detail=detail)
+    return Check(
+        "CPU sampling",
+        ok=None,
+        detail=f"not allowed (perf_event_paranoid is {level})",
+        remedy="keep sample=none, as is the default here; nsys may hang "
+        "otherwise",
+    )
+
+
+def _check_twins() -> Check:
+    count = size = 0
+    folder = Path(tempfile.gettempdir())
+    for pattern in ("nsys-report-*.nsys-rep", "nsys-report-*.qdstrm"):
+        for file in folder.glob(pattern):
+            with suppress(OSError):
+                size += file.lstat().st_size
+                count += 1
+    if not count:
+        return Check("temporary files", ok=True, detail=f"none in {folder}")
+
+    return Check(
+        "temporary files",
+        ok=None,
+        detail=f"{count} of {size / _MIB:.1f} MiB in {folder}",
+        remedy=f"once no profile is running: rm {folder}/nsys-report-*",
+    )
+
+
+def _check_orphans() -> Check:
+    pids = find_orphans()
+    if not pids:
+        return Check("orphaned agents", ok=True, detail="none")
+
+    numbers = " ".join(map(str, pids))
+    return Check(
+        "orphaned agents",
+        ok=False,
+        detail=f"of nsys run without what they served: {numbers}",
+        remedy=f"kill {numbers}",
+    )
+
+
+def _check_plugin(ray: str | os.PathLike[str] | None) -> Check:
+    status = ray_nsight_status(ray)
+    detail = str(status).splitlines()[0].partition("plugin ")[2]
+    needs_nothing = status.is_fine or status.state == "absent"
+    return Check(
+        "Ray's nsight plugin",
+        # One can do without it, by the other way of starting workers.
+        ok=True if needs_nothing else None,
+        detail=f"{detail} ({status.path})" if status.path else detail,
+        remedy="" if needs_nothing else status.remedy or "",
+    )

@@ -1,0 +1,3 @@
+"""
+Who is to be profiled, in which steps, and with what options?
+"""

@@ -1,0 +1,3 @@
+"""
+Which report belongs to which worker, and what does it tell?
+"""

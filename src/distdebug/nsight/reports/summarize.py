@@ -1,0 +1,188 @@
+"""
+What does a report tell, in a few lines?
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import shutil
+import tempfile
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from ..._text import text_table
+from ..installed import find_nsys
+from .tool import run_in_group
+
+
+__all__ = ["ReportRow", "ReportSummary", "summarize_report"]
+
+# What versions since 2023 call it, and those before.
+_TABLES = {
+    "ranges": ("nvtx_sum", "nvtxsum"),
+    "calls": ("cuda_api_sum", "cudaapisum"),
+    "kernels": ("cuda_gpu_kern_sum", "gpukernsum"),
+}
+_LISTED = re.compile(r"^ {0,8}(\w{1,60})", re.MULTILINE)
+_LIST_S = 20.0
+_MOST_ROWS = 10_000
+
+
+@attrs.frozen(kw_only=True)
+class ReportRow:
+    """
+    What took how long in sum.
+
+    Attributes:
+        name: The range, the call, or the kernel.
+
+        total_s: How long all of them took, in seconds.
+
+        count: How many there were.
+    """
+
+    name: str
+    total_s: float
+    count: int
+
+
+@attrs.frozen(kw_only=True)
+class ReportSummary:
+    """
+    What a report tells.
+
+    Attributes:
+        path: The report.
+
+        ranges: NVTX ranges, those that took longest first.
+
+        calls: Calls of CUDA on the host, likewise.
+
+        kernels: Kernels on the GPU, likewise.
+
+        problem: Why there is nothing, or not all; else ``""``.
+    """
+
+    path: str
+    ranges: tuple[ReportRow, ...] = ()
+    calls: tuple[ReportRow, ...] = ()
+    kernels: tuple[ReportRow, ...] = ()
+    problem: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """
+        Plain data in the layout of the command line's ``--json``.
+        """
+        return {
+            "path": self.path,
+            **{
+                t: [attrs.asdict(r) for r in getattr(self, t)] for t in _TABLES
+            },
+            "problem": self.problem,
+        }
+
+    def __str__(self) -> str:
+        parts = [self.path]
+        for title in _TABLES:
+            if rows := getattr(self, title)[:5]:
+                cells = [(r.name, f"{r.total_s:.6f}", r.count) for r in rows]
+                parts.append(text_table((title, "seconds", "times"), cells))
+        parts += [self.problem] if self.problem else []
+        return "\n".join(parts)
+
+
+def summarize_report(
+    path: str | os.PathLike[str],
+    *,
+    timeout_s: float = 300.0,
+    nsys: str = "nsys",
+) -> ReportSummary:
+    """
+    What took most of the time, as a report tells?
+
+    ``nsys stats`` reads it; what that writes goes into a folder for temporary
+    files, which needs about as much space again, and is removed.
+
+    Args:
+        path: The report.
+
+        timeout_s: How long it may take, in seconds.
+
+        nsys: The name of nsys, or its path.
+
+    Returns:
+        The summary; if there is none, its *problem* says why.
+    """
+    name = os.fspath(path)
+    tool = find_nsys(nsys)
+    if tool is None:
+        return ReportSummary(path=name, problem="nsys is not installed here")
+    if not Path(name).is_file():
+        return ReportSummary(path=name, problem="there is no such file")
+
+    folder = tempfile.mkdtemp(prefix="distdebug-nsys-")
+    try:
+        return _summarize(name, tool, Path(folder), timeout_s)
+    except OSError as exc:
+        return ReportSummary(path=name, problem=exc.strerror or str(exc))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _summarize(
+    name: str, tool: str, folder: Path, timeout_s: float
+) -> ReportSummary:
+    # What is written goes beside what is read.
+    report = folder / "report.nsys-rep"
+    report.symlink_to(os.path.abspath(name))  # noqa: PTH100 a link stays one
+    listing = [tool, "stats", "--help-reports"]
+    known = _known(run_in_group(listing, folder, _LIST_S).output)
+    tables = _chosen(known)
+    argv = [tool, "stats", "--force-export", "true", "--format", "csv"]
+    argv += ["--output", str(folder / "out"), "--report", ",".join(tables)]
+    ended = run_in_group([*argv, str(report)], folder, timeout_s)
+    found = {
+        title: _rows(folder.glob(f"out_{table}*.csv"))
+        for table, title in tables.items()
+    }
+    problem = "" if ended.status == 0 or any(found.values()) else ended.why
+    return ReportSummary(path=name, problem=problem, **found)
+
+
+def _known(text: str) -> set[str]:
+    return set(_LISTED.findall(text))
+
+
+def _chosen(known: set[str]) -> dict[str, str]:
+    """
+    The name that this version has for each table.
+    """
+    return {
+        next((n for n in names if n in known), names[0]): title
+        for title, names in _TABLES.items()
+    }
+
+
+def _rows(files: Iterable[Path]) -> tuple[ReportRow, ...]:
+    found = []
+    for file in files:
+        with file.open(encoding="utf-8", errors="replace", newline="") as text:
+            for record, _ in zip(csv.DictReader(text), range(_MOST_ROWS)):  # noqa: B905 it is a bound
+                found += _row(record)
+    return tuple(sorted(found, key=lambda row: -row.total_s))
+
+
+def _row(record: dict[str, str]) -> list[ReportRow]:
+    name = record.get("Range") or record.get("Name")
+    try:
+        total = float(record["Total Time (ns)"]) / 1e9
+        count = int(record.get("Instances") or record["Num Calls"])
+    except (KeyError, TypeError, ValueError):
+        return []
+    return [ReportRow(name=name, total_s=total, count=count)] if name else []
