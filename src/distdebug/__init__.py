@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         NoDumpsError,
         NoLogsError,
         NotRecordingError,
+        NsightError,
         PatternError,
         RankSyntaxError,
         RecorderError,
@@ -50,14 +51,40 @@ if TYPE_CHECKING:
     )
     from .flight_recorder.read import read_dumps
     from .flight_recorder.request import request_dumps
+    from .health.environment import check_environment
+    from .health.node import check_node
+    from .logscan.collectives import collective_findings, read_collective_logs
+    from .logscan.scan import scan_logs
     from .nodes.model import NodeResult
     from .nodes.run import run_on_nodes
+    from .nsight.doctor import NsysHealth, check_nsys
+    from .nsight.inside.ranges import nvtx
+    from .nsight.inside.steps import StepProfiler
+    from .nsight.options.patterns import match_worker
+    from .nsight.options.runtime_env import (
+        merge_runtime_env,
+        nsight_runtime_env,
+    )
+    from .nsight.patch.application import apply_ray_nsight_patch
+    from .nsight.patch.change import (
+        patch_ray_nsight,
+        ray_nsight_status,
+        revert_ray_nsight,
+    )
+    from .nsight.patch.model import PatchStatus
+    from .nsight.reports.collect import collect_nsys_reports
+    from .nsight.reports.find import find_nsys_reports
+    from .nsight.reports.model import NsysReports
     from .processes.find import find_workers
     from .processes.model import Worker
     from .ranks import Mesh, RankSelection, fold_ranks, parse_ranks
+    from .raylogs.deaths.find import find_deaths
+    from .raylogs.find import find_actor_logs
+    from .raylogs.sessions import find_ray_sessions
     from .stacks.explain import explain_stacks
     from .stacks.merge import merge_stacks
     from .stacks.parse import read_stacks
+    from .startup.detect import detect_phase
     from .watching.config import HangDebugConfig
     from .watching.hang import Hang
     from .watching.inside import Watch, watch
@@ -89,6 +116,10 @@ __all__ = [
     "NodeResult",
     "NodesError",
     "NotRecordingError",
+    "NsightError",
+    "NsysHealth",
+    "NsysReports",
+    "PatchStatus",
     "PatternError",
     "RankSelection",
     "RankSyntaxError",
@@ -96,25 +127,46 @@ __all__ = [
     "RecorderSettings",
     "RulesError",
     "Snapshot",
+    "StepProfiler",
     "TooLateError",
     "Watch",
     "Worker",
     "analyze_dumps",
+    "apply_ray_nsight_patch",
     "capture_node",
     "capture_process",
+    "check_environment",
+    "check_node",
+    "check_nsys",
+    "collect_nsys_reports",
+    "collective_findings",
+    "detect_phase",
     "diagnose",
     "dump_flight_recorder",
     "enable_flight_recorder",
     "explain_stacks",
+    "find_actor_logs",
+    "find_deaths",
+    "find_nsys_reports",
+    "find_ray_sessions",
     "find_workers",
     "fold_ranks",
+    "match_worker",
+    "merge_runtime_env",
     "merge_stacks",
+    "nsight_runtime_env",
+    "nvtx",
     "parse_ranks",
+    "patch_ray_nsight",
     "preflight",
+    "ray_nsight_status",
+    "read_collective_logs",
     "read_dumps",
     "read_stacks",
     "request_dumps",
+    "revert_ray_nsight",
     "run_on_nodes",
+    "scan_logs",
     "snapshot",
     "watch",
 ]
@@ -147,6 +199,10 @@ _HOME = {
     "NodeResult": "nodes.model",
     "NodesError": "errors",
     "NotRecordingError": "errors",
+    "NsightError": "errors",
+    "NsysHealth": "nsight.doctor",
+    "NsysReports": "nsight.reports.model",
+    "PatchStatus": "nsight.patch.model",
     "PatternError": "errors",
     "RankSelection": "ranks",
     "RankSyntaxError": "errors",
@@ -154,25 +210,46 @@ _HOME = {
     "RecorderSettings": "flight_recorder.enable",
     "RulesError": "errors",
     "Snapshot": "diagnosis.snapshot",
+    "StepProfiler": "nsight.inside.steps",
     "TooLateError": "errors",
     "Watch": "watching.inside",
     "Worker": "processes.model",
     "analyze_dumps": "flight_recorder.analysis.analyze",
+    "apply_ray_nsight_patch": "nsight.patch.application",
     "capture_node": "capture.node",
     "capture_process": "capture.node",
+    "check_environment": "health.environment",
+    "check_node": "health.node",
+    "check_nsys": "nsight.doctor",
+    "collect_nsys_reports": "nsight.reports.collect",
+    "collective_findings": "logscan.collectives",
+    "detect_phase": "startup.detect",
     "diagnose": "diagnosis",
     "dump_flight_recorder": "flight_recorder.dump",
     "enable_flight_recorder": "flight_recorder.enable",
     "explain_stacks": "stacks.explain",
+    "find_actor_logs": "raylogs.find",
+    "find_deaths": "raylogs.deaths.find",
+    "find_nsys_reports": "nsight.reports.find",
+    "find_ray_sessions": "raylogs.sessions",
     "find_workers": "processes.find",
     "fold_ranks": "ranks",
+    "match_worker": "nsight.options.patterns",
+    "merge_runtime_env": "nsight.options.runtime_env",
     "merge_stacks": "stacks.merge",
+    "nsight_runtime_env": "nsight.options.runtime_env",
+    "nvtx": "nsight.inside.ranges",
     "parse_ranks": "ranks",
+    "patch_ray_nsight": "nsight.patch.change",
     "preflight": "diagnosis.preflight",
+    "ray_nsight_status": "nsight.patch.change",
+    "read_collective_logs": "logscan.collectives",
     "read_dumps": "flight_recorder.read",
     "read_stacks": "stacks.parse",
     "request_dumps": "flight_recorder.request",
+    "revert_ray_nsight": "nsight.patch.change",
     "run_on_nodes": "nodes.run",
+    "scan_logs": "logscan.scan",
     "snapshot": "diagnosis.snapshot",
     "watch": "watching.inside",
 }

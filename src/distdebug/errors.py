@@ -20,6 +20,7 @@ Exceptions that *distdebug* raises on purpose.
     ├── LogError (ValueError)
     │   └── NoLogsError (FileNotFoundError)
     ├── RulesError (ValueError)
+    ├── NsightError (ValueError)
     ├── ConfigError (ValueError)
     ├── HookError (RuntimeError)
     └── MissingDependencyError (ImportError)
@@ -44,6 +45,7 @@ __all__ = [
     "NodeBusyError",
     "NodesError",
     "NotRecordingError",
+    "NsightError",
     "PatternError",
     "RankSyntaxError",
     "RecorderError",
@@ -214,6 +216,12 @@ class RulesError(DistdebugError, ValueError):
     # Exceptions are rebuilt from ``args``, which do not match ``__init__``.
     def __reduce__(self) -> tuple[type[RulesError], tuple[str, str]]:
         return type(self), (self.message, self.path)
+
+
+class NsightError(DistdebugError, ValueError):
+    """
+    What was asked of a profile of nsys makes no sense, or cannot be done.
+    """
 
 
 class ConfigError(DistdebugError, ValueError):

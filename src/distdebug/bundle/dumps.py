@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
+from .._text import reason_of
 from ..findings import Missing
 from ..flight_recorder.reading.files import DumpFile, Found, find_files
 from ..flight_recorder.reading.walk import Search
@@ -159,7 +160,7 @@ def keep_dumps(  # noqa: PLR0913 each can be left out
             most = min(left, _ONE_MOST_BYTES)
             left -= _copy(source, path, most, deadline)
         except OSError as exc:
-            reason = exc.strerror or str(exc)
+            reason = reason_of(exc)
             missing.append(
                 Missing(
                     what="dump", reason=reason, rank=rank, source=str(source)

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from .._files import open_ordinary, write_whole
+from .._text import reason_of
 from ..findings import Missing
 
 
@@ -47,7 +48,7 @@ def keep_tails(
             path = _free_name(folder, log)
             write_whole(path, data)
         except (OSError, ValueError) as exc:
-            reason = getattr(exc, "strerror", None) or str(exc)
+            reason = reason_of(exc)
             lost = Missing(what="log", reason=reason, source=str(log))
             missing.append(lost)
         else:

@@ -22,6 +22,7 @@ from typing import Any, Literal, get_args
 import attrs
 
 from .._files import open_ordinary, write_whole
+from .._text import reason_of
 from ..errors import BundleError
 from ..findings import Missing
 from .mark import run_in_mark, unmark
@@ -168,7 +169,7 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
     except FileNotFoundError:
         reason = "the snapshot was never finished, or is none"
     except OSError as exc:
-        reason = exc.strerror or str(exc)
+        reason = reason_of(exc)
     except _DAMAGE as exc:
         reason = _damage(exc)
     msg = f"no manifest in {folder}: {reason}"

@@ -14,12 +14,16 @@ __all__ = ["add_parser", "run"]
 
 _TEXT = """
 Find the root cause of a job that is stuck, slow, or dead, in whatever was
-collected: Flight Recorder dumps, side-cars, stacks of py-spy.  It needs neither
-the job nor PyTorch.
+collected: Flight Recorder dumps, side-cars, stacks, logs of any launcher,
+session folders of Ray, snapshots.  It needs neither the job nor PyTorch.
 
 Example:
   {prog} diagnose dumps/
+  {prog} diagnose train.log ray-of-node-1/ ray-of-node-2/
   {prog} diagnose --json dumps/ stacks/ | jq -r .verdict.summary
+
+Exit status: 0 looked and found nothing wrong; 1 found something, or cannot
+tell; 2 could not look.
 """
 
 

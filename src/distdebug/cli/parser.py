@@ -13,6 +13,10 @@ from . import (
     diagnose,
     dump,
     env,
+    health,
+    logs,
+    nsight,
+    phase,
     preflight,
     snapshot,
     stacks,
@@ -27,11 +31,15 @@ _COMMANDS = (
     diagnose,
     analyze,
     stacks,
+    logs,
+    phase,
+    health,
     snapshot,
     watch,
     dump,
     env,
     preflight,
+    nsight,
 )
 
 _DESCRIPTION = """\

@@ -14,12 +14,15 @@ import attrs
 from ..errors import NoDumpsError
 from ..findings import Cause, Diagnosis, Finding, Missing
 from ..flight_recorder.analysis.analyze import analyze_dumps
+from ..flight_recorder.columns import Dumps
 from ..flight_recorder.read import read_dumps
 from ..stacks.explain import explain_ranks, explain_stacks
-from ..stacks.files import is_stack_like
+from ..stacks.files import is_captured, is_stack_like
 from ..stacks.model import ProcessStacks
 from ..stacks.parse import StackFiles, read_stack_files
 from .hosts import ended_well, host_views
+from .logs.join import diagnose_logs, join_logs
+from .logs.read import read_logs
 from .refine import refine
 
 
@@ -56,7 +59,7 @@ def diagnose(
 
     Args:
         paths: Files and folders with whatever was collected: Flight Recorder
-            dumps, side-cars, Python stacks.
+            dumps, side-cars, stacks, Ray sessions, logs, snapshots.
 
         progress: Called with how many files of how many were read.
 
@@ -68,13 +71,64 @@ def diagnose(
     """
     # As paths: a text of several lines would be taken for stacks.
     found = read_stack_files(p for p in map(Path, paths) if _may_hold(p))
-    try:
-        dumps = read_dumps(paths, progress=progress)
-    except NoDumpsError:
-        if not found.stacks:
-            raise
-        return _from_stacks(found)
+    dumps, why = _dumps(paths, progress)
+    logs = read_logs(paths, ranks=_ranks_by_process(dumps, found.stacks))
+    if dumps is None and not found.stacks:
+        if not logs.is_any:
+            raise why
+        return diagnose_logs(logs)
 
+    if dumps is None:
+        return join_logs(_from_stacks(found), logs, alive=_alive(found.stacks))
+
+    return join_logs(
+        _from_dumps(dumps, found),
+        logs,
+        alive=_alive(found.stacks),
+        has_ended_well=ended_well(dumps),
+    )
+
+
+def _dumps(
+    paths: tuple[str | os.PathLike[str], ...],
+    progress: Callable[[int, int], object] | None,
+) -> tuple[Dumps | None, NoDumpsError]:
+    """
+    The dumps, or why there are none.
+    """
+    try:
+        return read_dumps(paths, progress=progress), NoDumpsError("")
+    except NoDumpsError as exc:
+        return None, exc
+
+
+def _ranks_by_process(
+    dumps: Dumps | None, stacks: Iterable[ProcessStacks]
+) -> dict[tuple[str, int], int]:
+    """
+    The rank of each process that is known, by host and number.
+    """
+    sidecars = dumps.sidecars.values() if dumps is not None else ()
+    return {
+        **{(s.host, s.pid): s.rank for s in sidecars},
+        **{
+            (p.host or "", p.pid): p.rank for p in stacks if p.rank is not None
+        },
+    }
+
+
+def _alive(stacks: Iterable[ProcessStacks]) -> set[int]:
+    """
+    Ranks that ran when they were looked at; a log shows those that died too.
+    """
+    return {
+        p.rank
+        for p in stacks
+        if p.rank is not None and is_captured(Path(p.source).name)
+    }
+
+
+def _from_dumps(dumps: Dumps, found: StackFiles) -> Diagnosis:
     diagnosis = analyze_dumps(dumps).to_diagnosis()
     if found.stacks and not (len(dumps) or ended_well(dumps)):
         unread = (*diagnosis.missing, *found.missing)

@@ -53,7 +53,7 @@ def poll_of(floor_s: float) -> float:
         floor_s: How many seconds without progress are fine for it.
 
     Returns:
-        Seconds between two looks: four times in that, and every 10 s at least.
+        The seconds between two looks, a quarter of that and 10 at most.
     """
     return max(LEAST_POLL_S, min(10.0, floor_s / 4))
 

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 import attrs
 
-from ..._text import clean
+from ..._text import clean, reason_of
 
 
 __all__ = [
@@ -183,8 +183,7 @@ def fetch(  # noqa: PLR0913 three of them are limits
 def _words(exc: Exception) -> str:
     if isinstance(exc, http.client.HTTPException):
         return clean(f"no answer in HTTP: {exc!r}", limit=120)
-    strerror = exc.strerror if isinstance(exc, OSError) else None
-    return strerror or clean(str(exc), limit=120)
+    return clean(reason_of(exc), limit=120)
 
 
 def _left_s(deadline: float) -> float:

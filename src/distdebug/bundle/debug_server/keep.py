@@ -18,6 +18,7 @@ from pathlib import Path
 
 import attrs
 
+from ..._text import reason_of
 from ...findings import Missing
 from ...ranks import ranks_text
 from .asking import DebugServer
@@ -69,7 +70,7 @@ def keep_debug_server(
         place = parse_place(address)
         disk = os.statvfs(folder.parent)
     except (ValueError, OSError) as exc:
-        reason = str(getattr(exc, "strerror", None) or exc)
+        reason = reason_of(exc)
         return [], [Missing(what="debug server", reason=reason)]
 
     size = min(_MOST_BYTES, disk.f_bavail * disk.f_frsize // 2)

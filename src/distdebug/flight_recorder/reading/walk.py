@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from ..._text import reason_of
 from ...findings import Missing
 from ..sidecar import SIDECAR_SUFFIX
 
@@ -23,6 +24,7 @@ from ..sidecar import SIDECAR_SUFFIX
 __all__ = ["Search", "walk"]
 
 _DEPTH_LIMIT = 32
+_KERNEL = ("/proc/", "/sys/", "/dev/")
 
 _UNFINISHED = re.compile(
     r"^\.|\.(?:tmp|temp|part|partial|swp)\b|~$", re.IGNORECASE
@@ -157,11 +159,13 @@ def _is_link(entry: os.DirEntry[str]) -> bool:
 
 def _leads_out(link: str, root: str) -> bool:
     """
-    Whether a link leads to a folder around *root*, perhaps to all there is.
+    Whether a link leads to a folder around *root*, perhaps to all there is, or
+    to what the kernel makes up, which may have no end.
     """
     try:
         target = os.path.realpath(link)
-        return os.path.commonpath([target, os.path.realpath(root)]) == target
+        around = os.path.commonpath([target, os.path.realpath(root)]) == target
+        return around or f"{target}/".startswith(_KERNEL)
     except OSError:  # it may not be read, or is gone
         return True
 
@@ -180,7 +184,7 @@ def _listed(
 
 
 def _unreadable(path: str, exc: Exception) -> Missing:
-    reason = getattr(exc, "strerror", None) or exc
+    reason = reason_of(exc)
     return Missing(
         what="dump", reason=f"cannot be read: {reason}", source=path
     )

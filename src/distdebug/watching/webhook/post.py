@@ -22,7 +22,7 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from typing import Any
 
 from ..._in_time import in_time
-from ..._text import clean
+from ..._text import clean, reason_of
 from ...errors import HookError
 from .address import Address
 
@@ -182,7 +182,7 @@ def _why(error: Exception) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"has no valid certificate: {clean(error.verify_message)}"
     if isinstance(error, OSError):
-        text = error.strerror or str(error) or type(error).__name__
+        text = reason_of(error)
         return f"cannot be reached: {clean(text)}"
     # What others say may quote the address.
     return f"cannot be reached: {type(error).__name__}"

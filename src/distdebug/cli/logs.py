@@ -1,0 +1,289 @@
+"""
+``logs``: what do the logs of this job tell?
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from collections.abc import Callable
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from .options import Commands, add_command
+from .output import LiveLine, print_json
+
+
+if TYPE_CHECKING:
+    from ..logscan.model import ScanReport
+    from ..raylogs.model import RaySession, WorkerLog
+
+
+__all__ = ["add_parser", "run"]
+
+_TEXT = """
+Find the logs of a Ray cluster, of this machine or copied from any number of
+nodes, alive or stopped, and say which log belongs to which actor, and who died
+first.  With --errors, say what went wrong in logs of any kind.
+
+Example:
+  {prog} logs                                    the newest session here
+  {prog} logs --actor 'TrainerActor*' --follow
+  {prog} logs --actor '(SglEngine pid=514428, ip=10.0.0.2)'
+  {prog} logs --deaths copied-from-all-nodes/
+  {prog} logs --errors train.log slurm-*.out
+
+Exit status: 0 nothing is wrong; 1 somebody died, or an error was found;
+2 could not look.
+"""
+
+_LINES = 20
+
+
+def add_parser(commands: Commands) -> None:
+    """
+    Add the command.
+    """
+    parser = add_command(
+        commands,
+        "logs",
+        run,
+        help="which log belongs to that actor, who died first, what went wrong?",
+        text=_TEXT,
+    )
+    parser.add_argument(
+        "places",
+        nargs="*",
+        metavar="SESSION",
+        help="a session folder of Ray, its temporary folder, or a folder with "
+        "copies of several; for --errors also any log; by default the newest "
+        "session of this machine",
+    )
+    what = parser.add_argument_group("what to tell")
+    what.add_argument(
+        "--actor",
+        metavar="WHO",
+        help="print the logs of an actor: its class, name, or repr (* and ? "
+        "match), number of process, id, or what stands before a line of the "
+        "driver",
+    )
+    what.add_argument(
+        "--deaths", action="store_true", help="who died, and who was first"
+    )
+    what.add_argument(
+        "--errors", action="store_true", help="what went wrong, line by line"
+    )
+    what.add_argument(
+        "--follow",
+        action="store_true",
+        help="go on printing what is appended, until Ctrl-C",
+    )
+    _add_details(parser)
+
+
+def _add_details(parser: argparse.ArgumentParser) -> None:
+    how = parser.add_argument_group("how")
+    how.add_argument(
+        "-n",
+        "--lines",
+        type=int,
+        default=_LINES,
+        metavar="N",
+        help="how many of the last lines of each log (default: %(default)d)",
+    )
+    how.add_argument(
+        "--address",
+        metavar="HOST:PORT",
+        help="also ask the cluster at this address, which knows names that "
+        "files leave out",
+    )
+    how.add_argument(
+        "--rules",
+        action="append",
+        metavar="FILE",
+        help="rules of your own for --errors; may be given several times",
+    )
+    how.add_argument(
+        "--json", action="store_true", help="print everything as JSON"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """
+    Print what was asked for; 1 if anything went wrong.
+    """
+    if args.errors and not args.actor:
+        return _errors(args, _sessions_or_files(args.places))
+
+    from ..raylogs import find_ray_sessions
+
+    sessions = find_ray_sessions(*args.places)
+    if args.deaths:
+        return _deaths(args, sessions)
+
+    workers = _workers(args, sessions)
+    if args.errors:
+        return _errors(args, [path for log in workers for path in _files(log)])
+    if args.follow:
+        return _follow(args, workers)
+    if args.actor:
+        return _tails(args, workers)
+    return _overview(args, sessions, workers)
+
+
+def _workers(
+    args: argparse.Namespace, sessions: tuple[RaySession, ...]
+) -> tuple[WorkerLog, ...]:
+    from ..errors import NoLogsError
+    from ..raylogs import find_actor_logs, worker_logs
+
+    name = _names(args.address)
+    if not args.actor:
+        return name(worker_logs(sessions))
+
+    found = name(find_actor_logs(args.actor, sessions))
+    if found:
+        return found
+
+    everybody = name(worker_logs(sessions))
+    found = tuple(x for x in everybody if fnmatchcase(_name(x), args.actor))
+    if not found:
+        known = sorted({_name(x) or x.label for x in everybody})
+        remedy = f"there are: {', '.join(known[:20]) or 'no workers'}"
+        msg = f"nobody is called {args.actor!r} in {len(sessions)} sessions"
+        raise NoLogsError(msg, remedy=remedy)
+
+    return found
+
+
+def _names(
+    address: str | None,
+) -> Callable[[tuple[WorkerLog, ...]], tuple[WorkerLog, ...]]:
+    """
+    What adds the names that only a cluster that is alive knows.
+    """
+    if address is None:
+        return lambda workers: workers
+
+    from ..raylogs import ask_live_actors, with_live
+
+    live = ask_live_actors(address)
+    return lambda workers: with_live(workers, live)
+
+
+def _name(log: WorkerLog) -> str:
+    return log.actor_name or ""
+
+
+def _files(log: WorkerLog) -> list[str]:
+    return [str(part.path) for part in (*log.out, *log.err)]
+
+
+def _sessions_or_files(places: list[str]) -> list[str]:
+    """
+    What to scan: the places themselves, or the newest session here.
+    """
+    if places:
+        return places
+
+    from ..raylogs import find_ray_sessions
+
+    return [str(session.logs) for session in find_ray_sessions()]
+
+
+def _errors(args: argparse.Namespace, paths: list[str]) -> int:
+    from ..logscan.scan import scan_logs
+
+    line = LiveLine()
+    try:
+        report: ScanReport = scan_logs(
+            paths,
+            rules=args.rules or (),
+            tell=lambda done, total: line.show(
+                f"reading: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB"
+            ),
+        )
+    finally:
+        line.clear()
+    if args.json:
+        print_json("logs", report.to_dict())
+    else:
+        print(report)
+    if not report.bytes_read and report.missing:
+        return 2
+    return int(any(not f.cause.is_fine for f in report.findings))
+
+
+def _deaths(args: argparse.Namespace, sessions: tuple[RaySession, ...]) -> int:
+    from ..findings.text import finding_lines, missing_lines
+    from ..raylogs import death_findings, find_deaths
+
+    deaths = find_deaths(sessions)
+    findings = death_findings(deaths)
+    if args.json:
+        told = [finding.to_dict() for finding in findings]
+        print_json("logs", {**deaths.to_dict(), "findings": told})
+    else:
+        parts = ["\n".join(finding_lines(f)) for f in findings]
+        parts += [str(deaths), "\n".join(missing_lines(deaths.missing))]
+        print("\n\n".join(part for part in parts if part))
+    return int(bool(findings))
+
+
+def _tails(args: argparse.Namespace, workers: tuple[WorkerLog, ...]) -> int:
+    from .logs_text import tail_records, tail_text
+
+    if args.json:
+        print_json("logs", {"workers": tail_records(workers, args.lines)})
+    else:
+        print(tail_text(workers, args.lines))
+    return 0
+
+
+def _follow(args: argparse.Namespace, workers: tuple[WorkerLog, ...]) -> int:
+    from ..raylogs import follow_lines
+    from .logs_text import tail_text, who_prints
+
+    who = who_prints(workers)
+    if not args.json:
+        print(tail_text(workers, args.lines), flush=True)
+    # Whoever follows logs ends it with Ctrl-C.
+    with suppress(KeyboardInterrupt):
+        for line in follow_lines(workers):
+            label = who(line.source)
+            if args.json:
+                record = {
+                    "who": label,
+                    "source": line.source,
+                    "text": line.text,
+                }
+                print_json("logs", record, in_one_line=True)
+            else:
+                print(f"{label} | {line.text}", flush=True)
+    return 0
+
+
+def _overview(
+    args: argparse.Namespace,
+    sessions: tuple[RaySession, ...],
+    workers: tuple[WorkerLog, ...],
+) -> int:
+    from ..raylogs import death_findings, find_deaths, last_activity
+    from .logs_text import overview_text
+
+    deaths = find_deaths(sessions)
+    findings = death_findings(deaths)
+    activity = last_activity(sessions)
+    if args.json:
+        data: dict[str, Any] = {
+            "sessions": [x.to_dict() for x in sessions],
+            "workers": [x.to_dict() for x in workers],
+            "activity": [x.to_dict() for x in activity],
+            "deaths": deaths.to_records(),
+            "findings": [x.to_dict() for x in findings],
+        }
+        print_json("logs", data)
+    else:
+        print(overview_text(sessions, workers, deaths, findings, activity))
+    return int(bool(findings))

@@ -1,0 +1,190 @@
+"""
+What do logs add to what dumps and stacks say?
+
+Dumps say who is waited for; logs say what became of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+import attrs
+
+from ...findings import Cause, Diagnosis, Finding, Missing
+from ...ranks import ranks_text
+from ...startup.model import PhaseReport
+from .model import LogEvidence
+from .order import is_first_cause, log_findings, waiting_ranks
+
+
+__all__ = ["diagnose_logs", "join_logs"]
+
+_ABSENT = frozenset({Cause.RANK_NOT_ARRIVED, Cause.RANK_CRASHED})
+# These end a process, or keep it from going on.
+_FATAL = frozenset(
+    {
+        *(Cause.HOST_OUT_OF_MEMORY, Cause.GPU_OUT_OF_MEMORY, Cause.GPU_FAULT),
+        *(Cause.ACTOR_DIED, Cause.NATIVE_CRASH, Cause.KILLED),
+        *(Cause.RANK_CRASHED, Cause.DISK_FULL, Cause.NODE_MISCONFIGURED),
+        *(Cause.NETWORK_FAILURE, Cause.NETWORK_MISCONFIGURED, Cause.IO_WAIT),
+    }
+)
+_ENDS = frozenset({Cause.KILLED, Cause.ACTOR_DIED})
+# Names of actors stay as they are.
+_CAPITALS = ("Rank ", "Ranks ", "A ", "An ", "The ", "Node ", "Worker ")
+_QUIET = Finding(
+    cause=Cause.UNKNOWN,
+    ranks=(),
+    summary="the logs tell of nothing wrong",
+    confidence="possible",
+    remedy="a job that hangs prints nothing: look at its stacks while it does "
+    "(distdebug stacks), or enable the Flight Recorder",
+)
+
+
+def diagnose_logs(logs: LogEvidence) -> Diagnosis:
+    """
+    Diagnose by logs alone.
+
+    Args:
+        logs: What they tell.
+
+    Returns:
+        The diagnosis.
+    """
+    findings = log_findings(logs)
+    verdict = findings[0] if findings else _nothing_wrong(logs.phase)
+    lost = Missing(
+        what="dump",
+        reason="there are no Flight Recorder dumps and no stacks, only logs",
+    )
+    return Diagnosis(
+        verdict=verdict,
+        findings=findings,
+        victims=waiting_ranks(logs, verdict),
+        missing=(lost, *logs.missing),
+    )
+
+
+def _nothing_wrong(phase: PhaseReport | None) -> Finding:
+    if phase is None or phase.current is None:
+        return _QUIET
+
+    told = f"{_QUIET.summary}: {phase.verdict}"
+    if phase.ended != "completed":
+        return attrs.evolve(_QUIET, summary=told)
+
+    return attrs.evolve(
+        _QUIET,
+        cause=Cause.HEALTHY,
+        summary=told,
+        confidence="likely",
+        remedy=None,
+    )
+
+
+def join_logs(
+    diagnosis: Diagnosis,
+    logs: LogEvidence,
+    *,
+    alive: Collection[int] = (),
+    has_ended_well: bool = False,
+) -> Diagnosis:
+    """
+    Add what logs tell to a diagnosis by dumps or stacks.
+
+    Args:
+        diagnosis: What dumps and stacks say.
+
+        logs: What logs tell.
+
+        alive: Ranks that were seen to run, after whatever the logs tell.
+
+        has_ended_well: Whether all ranks are known to have ended well.
+
+    Returns:
+        The joined diagnosis.  A rank that is waited for is told with what
+        became of it; a job of which dumps and stacks tell nothing, by its logs.
+    """
+    told = diagnosis.verdict
+    missing = (*diagnosis.missing, *logs.missing)
+    diagnosis = attrs.evolve(diagnosis, missing=missing)
+    findings = log_findings(logs)
+    if not findings:
+        return diagnosis
+
+    first = tuple(f for f in findings if is_first_cause(f, logs))
+    fatal = [f for f in first if f.cause in _FATAL and not _lives(f, alive)]
+    if told.cause in _ABSENT and told.detail_cause is None:
+        cause, is_sure = _end_of(told, fatal)
+        if cause is not None:
+            verdict = _explained(told, cause, is_sure=is_sure)
+            return _with_verdict(diagnosis, verdict, first, cause)
+
+    if told.cause is not Cause.UNKNOWN and not told.cause.is_fine:
+        # What followed is no news where the reason is known.
+        return attrs.evolve(diagnosis, findings=(*diagnosis.findings, *first))
+
+    if fatal and not has_ended_well:
+        return _with_verdict(diagnosis, fatal[0], findings, fatal[0])
+
+    return attrs.evolve(diagnosis, findings=(*diagnosis.findings, *findings))
+
+
+def _lives(finding: Finding, alive: Collection[int]) -> bool:
+    return bool(finding.ranks) and set(finding.ranks) <= set(alive)
+
+
+def _end_of(
+    told: Finding, fatal: Iterable[Finding]
+) -> tuple[Finding | None, bool]:
+    """
+    What became of the ranks that are waited for, and whether that is sure.
+    """
+    gave_dump = told.cause is Cause.RANK_NOT_ARRIVED
+    for finding in fatal:
+        # Who gave a dump, and was killed, was so afterwards.
+        is_late = gave_dump and finding.cause in _ENDS
+        if set(finding.ranks) & set(told.ranks) and not is_late:
+            return finding, True
+    nameless = (f for f in fatal if not f.ranks and not gave_dump)
+    return next(nameless, None), False
+
+
+def _explained(told: Finding, cause: Finding, *, is_sure: bool) -> Finding:
+    """
+    Say what became of the ranks that are waited for.
+    """
+    hedge = "" if is_sure else "perhaps "
+    where = (
+        f"{ranks_text(cause.ranks)}: "
+        if len(told.ranks) > 1 and is_sure
+        else ""
+    )
+    detail = cause.summary.rstrip(".")
+    if detail.startswith(_CAPITALS):
+        detail = detail[0].lower() + detail[1:]
+    return attrs.evolve(
+        told,
+        summary=f"{told.summary}; {hedge}because {where}{detail}",
+        detail_cause=cause.cause,
+        location=told.location or cause.location,
+        remedy=cause.remedy or told.remedy,
+        evidence=(*cause.evidence, *told.evidence),
+    )
+
+
+def _with_verdict(
+    diagnosis: Diagnosis,
+    verdict: Finding,
+    findings: tuple[Finding, ...],
+    used: Finding,
+) -> Diagnosis:
+    others = [f for f in diagnosis.findings if f != diagnosis.verdict]
+    more = [f for f in findings if f is not used]
+    return attrs.evolve(
+        diagnosis,
+        verdict=verdict,
+        findings=(verdict, *others, *more),
+        victims=tuple(r for r in diagnosis.victims if r not in verdict.ranks),
+    )

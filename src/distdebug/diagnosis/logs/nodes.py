@@ -1,0 +1,108 @@
+"""
+What was wrong with the nodes of a job, as its snapshots tell?
+"""
+
+from __future__ import annotations
+
+import json
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from ..._files import read_ordinary
+from ..._text import reason_of
+from ...findings import Finding, Missing
+from ...health.environment import check_environment
+from ...health.model import NodeFacts
+from ...health.stored import environs_of, judge_node_facts, node_facts
+
+
+__all__ = ["NodeEvidence", "Ranks", "read_nodes"]
+
+# The rank of a process, by its host and number.
+Ranks = Mapping[tuple[str, int], int]
+
+_MOST_BYTES = 1 << 26
+_OOM = "out of memory"
+
+
+@attrs.frozen(kw_only=True)
+class NodeEvidence:
+    """
+    What the facts of all nodes tell.
+
+    Attributes:
+        findings: What is wrong with them, and with the variables of their
+            workers.
+
+        oom_kills: Processes that the kernel killed for want of memory, by host
+            and number.
+
+        missing: What could not be read, and why.
+    """
+
+    findings: tuple[Finding, ...] = ()
+    oom_kills: frozenset[tuple[str, int]] = frozenset()
+    missing: tuple[Missing, ...] = ()
+
+
+def read_nodes(
+    nodes: Iterable[tuple[str, Path]], ranks: Ranks
+) -> NodeEvidence:
+    """
+    Judge the facts that snapshots keep about nodes.
+
+    Args:
+        nodes: The host, and the file of its facts.
+
+        ranks: The rank of each process that is known.
+
+    Returns:
+        What they tell.
+    """
+    by_host: dict[str, dict[int, int]] = defaultdict(dict)
+    for (host, pid), rank in ranks.items():
+        by_host[host][pid] = rank
+    found: list[Finding] = []
+    missing: list[Missing] = []
+    facts: dict[str, NodeFacts] = {}
+    environs: dict[str, tuple[dict[str, str], ...]] = {}
+    for host, path in nodes:
+        told = _read(path)
+        if isinstance(told, Missing):
+            missing.append(told)
+            continue
+        found += judge_node_facts(told, host=host, ranks=by_host[host])
+        facts[host] = node_facts(told, host=host)
+        environs[host] = environs_of(told)
+
+    if facts:
+        found += check_environment(environs, nodes=facts).findings
+    return NodeEvidence(
+        findings=tuple(found),
+        oom_kills=frozenset(_oom_kills(facts)),
+        missing=tuple(missing),
+    )
+
+
+def _read(path: Path) -> Mapping[str, Any] | Missing:
+    try:
+        facts = json.loads(read_ordinary(path, _MOST_BYTES))
+    except (OSError, ValueError, RecursionError) as exc:
+        reason = reason_of(exc)
+    else:
+        if isinstance(facts, dict):
+            return facts
+        reason = "it is no object of JSON"
+    return Missing(what="facts of node", reason=reason, source=str(path))
+
+
+def _oom_kills(facts: Mapping[str, NodeFacts]) -> Iterator[tuple[str, int]]:
+    for host, told in facts.items():
+        for event in told.kernel or ():
+            if event.rule == _OOM and event.pid is not None:
+                yield host, event.pid
