@@ -548,6 +548,19 @@ class TestRead:
         assert ["facts of node"] == [m.what for m in logs.missing]
         assert logs.scan.findings
 
+    @pytest.mark.parametrize("place", [", ip=192.0.2.2", ""])
+    def test_rank_by_watchdog(self, tmp_path, place):
+        """
+        Who died has the rank that its watchdog told to the driver.
+        """
+        shutil.copytree(RAY, tmp_path / "ray")
+        prefix = f"(SglEngine pid=1339{place}) "
+        (tmp_path / "train.log").write_text(prefix + WATCHDOG.format(rank=3))
+
+        verdict = diagnose(tmp_path).verdict
+
+        assert (Cause.NATIVE_CRASH, (3,)) == (verdict.cause, verdict.ranks)
+
     def test_wrong_python(self, tmp_path):
         """
         Workers that nsys started by another Python never register.

@@ -24,7 +24,11 @@ from ..._lines import open_log
 from ..._text import reason_of
 from ...errors import NoLogsError
 from ...findings import Finding, Missing
-from ...logscan.collectives import read_collective_logs
+from ...logscan.collectives import (
+    CollectiveLogs,
+    rank_origins,
+    read_collective_logs,
+)
 from ...logscan.model import LogGroup, ScanReport
 from ...logscan.scan import scan_logs
 from ...nsight.raylet_log import raylet_findings
@@ -73,16 +77,18 @@ def read_logs(
     places = find_places(paths)
     files = [*places.logs, *_worker_parts(places)]
     scan = _scan(files, tell)
+    collectives = read_collective_logs(files)
+    known = {**_ranks_told(collectives), **(ranks or {})}
     raylets, lost = _raylets(places.sessions)
-    nodes = read_nodes(places.nodes, ranks or {})
-    deaths = _deaths(places, nodes.oom_kills, ranks or {})
+    nodes = read_nodes(places.nodes, known)
+    deaths = _deaths(places, nodes.oom_kills, known)
     return LogEvidence(
         is_any=bool(files or places.sessions or nodes.findings),
         deaths=deaths,
         raylets=raylets,
         drivers=tuple(_drivers(places.logs)),
         scan=scan,
-        collectives=read_collective_logs(files),
+        collectives=collectives,
         phase=detect_phase(places.logs[:_MOST_PHASES])
         if places.logs
         else None,
@@ -96,6 +102,20 @@ def read_logs(
             *lost,
         ),
     )
+
+
+def _ranks_told(collectives: CollectiveLogs) -> dict[tuple[str, int], int]:
+    """
+    The rank of processes whose watchdogs or NCCL spoke, by host and number.
+    """
+    origins = rank_origins(collectives).values()
+    return {
+        (place, x.pid): x.rank
+        for x in origins
+        # Ray leaves out the address of the node that the driver is on.
+        for place in {x.ip or "", x.host or ""}
+        if x.pid is not None
+    }
 
 
 def _deaths(
