@@ -570,3 +570,11 @@ def test_calls_between_two_ranks_are_known(op):
     timeout = WorkTimeout(seq=1, op=op.lower())
 
     assert timeout.is_p2p
+
+
+def test_no_job_has_so_many_ranks():
+    """
+    A number of ranks that no job can have is an error, however long it is.
+    """
+    with pytest.raises(LogError, match="not so many"):
+        read_collective_logs(["x\n"], world_size=10**5000)

@@ -6,6 +6,7 @@ A thread that writes is not needed: what the reader waits by does the writing.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 
@@ -247,3 +248,11 @@ def test_nothing():
     """
     with pytest.raises(LogError, match="no file to follow"):
         list(follow_lines([]))
+
+
+def test_no_time(tmp_path):
+    """
+    What is no number of seconds is refused, and not waited for.
+    """
+    with pytest.raises(LogError):
+        next(follow_lines(tmp_path, timeout_s=math.nan))

@@ -376,3 +376,11 @@ def test_stray_link_to_nothing(tmp_path):
 
     with pytest.raises(NoLogsError):
         find_ray_sessions(tmp_path / "ray")
+
+
+def test_null_byte():
+    """
+    What cannot be a path is no session.
+    """
+    with pytest.raises(NoLogsError):
+        find_ray_sessions("x\0y")

@@ -75,6 +75,8 @@ def check_node(  # noqa: PLR0913 each is a question of its own
     Returns:
         The facts, what is wrong, and what could not be seen and why.
     """
+    # Not a number is no time at all.
+    timeout_s = timeout_s if timeout_s > 0 else 0.0
     deadline = time.monotonic() + timeout_s
     when = time.time() if now is None else now
     booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)

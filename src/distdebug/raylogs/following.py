@@ -95,6 +95,9 @@ def follow_lines(
         raise LogError(msg, remedy="name files or folders")
 
     stop = stop or threading.Event()
+    if timeout_s is not None and math.isnan(timeout_s):
+        msg = "timeout_s is no number of seconds"
+        raise LogError(msg)
     end = math.inf if timeout_s is None else time.monotonic() + timeout_s
     places = {x: _Place() if from_start else _end(x) for x in _files(wanted)}
     searched = time.monotonic()

@@ -22,7 +22,7 @@ from contextlib import suppress
 import attrs
 
 from .._lines import PACKED, open_log
-from .._text import reason_of
+from .._text import clean, reason_of
 from ..findings import Missing
 from .model import LogPart, WorkerLog
 
@@ -149,7 +149,8 @@ def _add_marks(head: bytes, marks: dict[str, dict[str, None]]) -> None:
     for match in _MARK.finditer(b"\n" + head):
         # Where the head ends, the line may go on.
         if match.end() <= _HEAD:
-            value = match[2].decode("utf-8", "replace").strip()
+            # A process may call itself anything.
+            value = clean(match[2].decode("utf-8", "replace"))
             marks[match[1].decode()][value] = None
 
 

@@ -65,6 +65,10 @@ def find_ray_sessions(
     """
     roots: list[Path] = []
     wanted = [Path(place) for place in places] or list(_usual_places())
+    if any("\0" in str(place) for place in wanted):
+        msg = "a path holds a null byte"
+        raise NoLogsError(msg)
+
     depth = _MOST_DEPTH if places else 2
     budget = iter(range(_MOST_FOLDERS))
     for place in wanted:

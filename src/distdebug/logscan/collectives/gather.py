@@ -24,6 +24,8 @@ from .whose import ranks_of_files, size_by_files
 
 __all__ = ["PathsOrLines", "read_collective_logs"]
 
+_MOST_RANKS = 1 << 24
+
 
 def read_collective_logs(
     paths_or_lines: PathsOrLines, *, world_size: int | None = None
@@ -48,8 +50,10 @@ def read_collective_logs(
 
         LogError: *world_size* is no number of ranks.
     """
-    if world_size is not None and world_size < 1:
-        msg = f"a job has at least one rank, not {world_size}"
+    if world_size is not None and not 1 <= world_size <= _MOST_RANKS:
+        is_short = abs(world_size) < _MOST_RANKS
+        told = world_size if is_short else "so many"
+        msg = f"a job has 1 to {_MOST_RANKS:,} ranks, not {told}"
         raise LogError(msg)
 
     paths, lines = told_apart(paths_or_lines)
