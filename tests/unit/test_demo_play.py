@@ -38,13 +38,20 @@ def stage(monkeypatch):
     """
     A job that does as it is told; the rest is recorded.
     """
-    log = SimpleNamespace(outcome="stuck", started=[], diagnosed=[])
+    log = SimpleNamespace(
+        outcome="stuck", started=[], diagnosed=[], printed=""
+    )
 
     @contextlib.contextmanager
     def start(program, dumps, ranks):
         log.started.append((program, dumps, ranks))
         os.mkfifo(program.with_name("pipe"))
+        printed = program.with_name("job.log")
+        if log.printed:
+            printed.write_text(log.printed)
         yield SimpleNamespace(processes=lambda: [SimpleNamespace(pid=7)])
+        if log.printed:
+            printed.write_text(f"{log.printed}killed\n")
 
     def request(dumps):
         return (
@@ -75,6 +82,7 @@ class TestPlayDemo:
         Dumps and stacks of a stuck job are collected, and diagnosed.
         """
         told = []
+        stage.printed = "step 1\n"
 
         got = play_demo(
             SCENARIOS["dataloader"],
@@ -87,6 +95,7 @@ class TestPlayDemo:
         assert root == got.folder
         assert [(root / "dataloader.py", root / "dumps", 4)] == stage.started
         assert [root] == stage.diagnosed
+        assert "step 1\n" == (root / "job.log").read_text()
         assert "1 of 2 ranks wrote a dump" in told
         assert "no stack of pid 7: no" in told
 

@@ -4,6 +4,7 @@ How does one go from a job that hangs to the name of the culprit?
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 
@@ -88,6 +89,7 @@ def play_demo(
     # an installed package does not look like one of theirs.
     shutil.copyfile(PROGRAMS / program.name, program)
     tell(f"starting {ranks} processes of {program.name} with torchrun")
+    printed = None
     with start_job(program, dumps, ranks) as job:
         outcome = watch_job(job, tell=tell)
         if outcome == "ended":
@@ -96,7 +98,11 @@ def play_demo(
             how = "is stuck" if outcome == "stuck" else "is running"
             tell(f"the job {how}: asking every rank for its dump")
             _collect(job, dumps, root / "stacks", tell)
+            printed = _size(root / "job.log")
 
+    # What it printed when it was ended is our own doing.
+    if printed is not None:
+        os.truncate(root / "job.log", printed)
     _remove_pipes(root)
     diagnosis = diagnose(root)
     return Demo(
@@ -122,6 +128,10 @@ def _make_folder(folder: Path | None) -> Path:
         raise DistdebugError(msg, remedy="choose a folder that is not there")
 
     return folder.resolve()
+
+
+def _size(log: Path) -> int | None:
+    return log.stat().st_size if log.exists() else None
 
 
 def _remove_pipes(folder: Path) -> None:

@@ -98,13 +98,10 @@ def _told_by_drivers(evidence: LogEvidence) -> Iterable[Finding]:
 
 def _stalls(evidence: LogEvidence) -> Iterable[Finding]:
     """
-    What is wrong with a start-up; errors only if the scan found such, too,
-    since it knows better what is merely quoted.
+    What takes too long in a start-up; of errors the scan knows more.
     """
-    known = {f.cause for f in evidence.scan.findings}
-    known.add(Cause.START_UP_STALLED)
     found = evidence.phase.findings if evidence.phase else ()
-    return (f for f in found if f.cause in known)
+    return (f for f in found if f.cause is Cause.START_UP_STALLED)
 
 
 def waiting_ranks(evidence: LogEvidence, verdict: Finding) -> tuple[int, ...]:
