@@ -416,6 +416,21 @@ class TestJoin:
 
         assert "because rank 3: it was killed" in got.verdict.summary
 
+    @pytest.mark.parametrize(("priority", "is_told"), [(3, True), (4, False)])
+    def test_killed(self, priority, is_told):
+        """
+        Who left no dump was killed; what a launcher did to it tells nothing.
+        """
+        told = finding(Cause.RANK_CRASHED, 2, source="dump")
+        lines = group(Cause.KILLED, line=1, priority=priority)
+        logs = scanned(
+            finding(Cause.KILLED, 2), groups={("a.log", "line 1"): lines}
+        )
+
+        verdict = join_logs(by_dumps(told), logs).verdict
+
+        assert is_told == (verdict.detail_cause is Cause.KILLED)
+
     def test_nameless(self):
         """
         A death without a rank may be that of the rank that left no dump.

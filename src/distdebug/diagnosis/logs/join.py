@@ -14,7 +14,7 @@ from ...findings import Cause, Diagnosis, Finding, Missing
 from ...ranks import ranks_text
 from ...startup.model import PhaseReport
 from .model import LogEvidence
-from .order import is_first_cause, log_findings, waiting_ranks
+from .order import is_end, is_first_cause, log_findings, waiting_ranks
 
 
 __all__ = ["diagnose_logs", "join_logs"]
@@ -116,7 +116,8 @@ def join_logs(
     first = tuple(f for f in findings if is_first_cause(f, logs))
     fatal = [f for f in first if f.cause in _FATAL and not _lives(f, alive)]
     if told.cause in _ABSENT and told.detail_cause is None:
-        cause, is_sure = _end_of(told, fatal)
+        ends = [f for f in findings if f.cause in _ENDS and is_end(f, logs)]
+        cause, is_sure = _end_of(told, [*fatal, *ends])
         if cause is not None:
             verdict = _explained(told, cause, is_sure=is_sure)
             return _with_verdict(diagnosis, verdict, first, cause)

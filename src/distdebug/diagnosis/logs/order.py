@@ -23,7 +23,7 @@ from ...raylogs.driver.report import driver_findings
 from .model import LogEvidence
 
 
-__all__ = ["is_first_cause", "log_findings", "waiting_ranks"]
+__all__ = ["is_end", "is_first_cause", "log_findings", "waiting_ranks"]
 
 # Nobody waits in vain but for somebody else.
 _FOLLOWS = frozenset(
@@ -85,6 +85,23 @@ def is_first_cause(finding: Finding, evidence: LogEvidence) -> bool:
         Whether it may be the cause of the rest.
     """
     return _is_sure(finding) and not _follows(finding, evidence)
+
+
+def is_end(finding: Finding, evidence: LogEvidence) -> bool:
+    """
+    Tell whether something tells surely how a process itself ended.
+
+    Args:
+        finding: What logs tell.
+
+        evidence: All that they tell.
+
+    Returns:
+        Whether it does; what a launcher did to the others tells nothing.
+    """
+    group = _group_of(finding, evidence)
+    is_own = group is None or group.priority <= _LEAST_OF_FOLLOWERS
+    return _is_sure(finding) and is_own and finding.cause not in _FOLLOWS
 
 
 def _is_sure(finding: Finding) -> bool:
