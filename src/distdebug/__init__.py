@@ -15,6 +15,14 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .capture.model import Capture
     from .capture.node import capture_node, capture_process
+    from .debugger.client.connecting import DebugClient, connect
+    from .debugger.inside.arming import arm
+    from .debugger.inside.breakpoints import set_trace
+    from .debugger.inside.crashes import post_mortem
+    from .debugger.inside.scopes import scope
+    from .debugger.ray_debugger.checking import check_ray_debugger
+    from .debugger.ray_debugger.launch import launch_json, write_launch_json
+    from .debugger.ray_debugger.sessions import ray_debug_sessions
     from .diagnosis import diagnose
     from .diagnosis.preflight import preflight
     from .diagnosis.snapshot import Snapshot, snapshot
@@ -22,10 +30,12 @@ if TYPE_CHECKING:
         BundleError,
         CaptureError,
         ConfigError,
+        DebuggerError,
         DistdebugError,
         DumpError,
         DumpFormatError,
         HookError,
+        LaunchFileError,
         LogError,
         MeshError,
         MissingDependencyError,
@@ -96,6 +106,8 @@ __all__ = [
     "CaptureError",
     "Cause",
     "ConfigError",
+    "DebugClient",
+    "DebuggerError",
     "Diagnosis",
     "DistdebugError",
     "DumpError",
@@ -106,6 +118,7 @@ __all__ = [
     "Hang",
     "HangDebugConfig",
     "HookError",
+    "LaunchFileError",
     "LogError",
     "Mesh",
     "MeshError",
@@ -133,13 +146,16 @@ __all__ = [
     "Worker",
     "analyze_dumps",
     "apply_ray_nsight_patch",
+    "arm",
     "capture_node",
     "capture_process",
     "check_environment",
     "check_node",
     "check_nsys",
+    "check_ray_debugger",
     "collect_nsys_reports",
     "collective_findings",
+    "connect",
     "detect_phase",
     "diagnose",
     "dump_flight_recorder",
@@ -151,6 +167,7 @@ __all__ = [
     "find_ray_sessions",
     "find_workers",
     "fold_ranks",
+    "launch_json",
     "match_worker",
     "merge_runtime_env",
     "merge_stacks",
@@ -158,7 +175,9 @@ __all__ = [
     "nvtx",
     "parse_ranks",
     "patch_ray_nsight",
+    "post_mortem",
     "preflight",
+    "ray_debug_sessions",
     "ray_nsight_status",
     "read_collective_logs",
     "read_dumps",
@@ -167,8 +186,11 @@ __all__ = [
     "revert_ray_nsight",
     "run_on_nodes",
     "scan_logs",
+    "scope",
+    "set_trace",
     "snapshot",
     "watch",
+    "write_launch_json",
 ]
 
 # No module may bear a public name: importing it would bind the module, and
@@ -179,6 +201,8 @@ _HOME = {
     "CaptureError": "errors",
     "Cause": "findings",
     "ConfigError": "errors",
+    "DebugClient": "debugger.client.connecting",
+    "DebuggerError": "errors",
     "Diagnosis": "findings",
     "DistdebugError": "errors",
     "DumpError": "errors",
@@ -189,6 +213,7 @@ _HOME = {
     "Hang": "watching.hang",
     "HangDebugConfig": "watching.config",
     "HookError": "errors",
+    "LaunchFileError": "errors",
     "LogError": "errors",
     "Mesh": "ranks",
     "MeshError": "errors",
@@ -216,13 +241,16 @@ _HOME = {
     "Worker": "processes.model",
     "analyze_dumps": "flight_recorder.analysis.analyze",
     "apply_ray_nsight_patch": "nsight.patch.application",
+    "arm": "debugger.inside.arming",
     "capture_node": "capture.node",
     "capture_process": "capture.node",
     "check_environment": "health.environment",
     "check_node": "health.node",
     "check_nsys": "nsight.doctor",
+    "check_ray_debugger": "debugger.ray_debugger.checking",
     "collect_nsys_reports": "nsight.reports.collect",
     "collective_findings": "logscan.collectives",
+    "connect": "debugger.client.connecting",
     "detect_phase": "startup.detect",
     "diagnose": "diagnosis",
     "dump_flight_recorder": "flight_recorder.dump",
@@ -234,6 +262,7 @@ _HOME = {
     "find_ray_sessions": "raylogs.sessions",
     "find_workers": "processes.find",
     "fold_ranks": "ranks",
+    "launch_json": "debugger.ray_debugger.launch",
     "match_worker": "nsight.options.patterns",
     "merge_runtime_env": "nsight.options.runtime_env",
     "merge_stacks": "stacks.merge",
@@ -241,7 +270,9 @@ _HOME = {
     "nvtx": "nsight.inside.ranges",
     "parse_ranks": "ranks",
     "patch_ray_nsight": "nsight.patch.change",
+    "post_mortem": "debugger.inside.crashes",
     "preflight": "diagnosis.preflight",
+    "ray_debug_sessions": "debugger.ray_debugger.sessions",
     "ray_nsight_status": "nsight.patch.change",
     "read_collective_logs": "logscan.collectives",
     "read_dumps": "flight_recorder.read",
@@ -250,8 +281,11 @@ _HOME = {
     "revert_ray_nsight": "nsight.patch.change",
     "run_on_nodes": "nodes.run",
     "scan_logs": "logscan.scan",
+    "scope": "debugger.inside.scopes",
+    "set_trace": "debugger.inside.breakpoints",
     "snapshot": "diagnosis.snapshot",
     "watch": "watching.inside",
+    "write_launch_json": "debugger.ray_debugger.launch",
 }
 
 

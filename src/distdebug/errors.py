@@ -23,6 +23,8 @@ Exceptions that *distdebug* raises on purpose.
     ├── NsightError (ValueError)
     ├── ConfigError (ValueError)
     ├── HookError (RuntimeError)
+    ├── LaunchFileError (ValueError)
+    ├── DebuggerError (RuntimeError)
     └── MissingDependencyError (ImportError)
 """
 
@@ -33,10 +35,12 @@ __all__ = [
     "BundleError",
     "CaptureError",
     "ConfigError",
+    "DebuggerError",
     "DistdebugError",
     "DumpError",
     "DumpFormatError",
     "HookError",
+    "LaunchFileError",
     "LogError",
     "MeshError",
     "MissingDependencyError",
@@ -233,6 +237,18 @@ class ConfigError(DistdebugError, ValueError):
 class HookError(DistdebugError, RuntimeError):
     """
     Somebody could not be told that a job hangs.
+    """
+
+
+class DebuggerError(DistdebugError, RuntimeError):
+    """
+    The ranks of a job cannot be stopped or asked, or not as was wanted.
+    """
+
+
+class LaunchFileError(DistdebugError, ValueError):
+    """
+    The configurations of an editor are left as they are.
     """
 
 

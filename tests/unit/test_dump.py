@@ -101,8 +101,9 @@ class TestDump:
 
         path = dump_flight_recorder(stacks_timeout_s=0.01)
         early = path.read_bytes()
+        # Others of ours may still be ending.
         (thread,) = [
-            t for t in threading.enumerate() if t.name.startswith("distdebug")
+            t for t in threading.enumerate() if t.name.endswith(" stacks")
         ]
         gate.set()
         thread.join(30)

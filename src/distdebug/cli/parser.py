@@ -9,6 +9,7 @@ import sys
 
 from . import (
     analyze,
+    dbg,
     demo,
     diagnose,
     dump,
@@ -18,6 +19,7 @@ from . import (
     nsight,
     phase,
     preflight,
+    ray_debug,
     snapshot,
     stacks,
     watch,
@@ -36,10 +38,12 @@ _COMMANDS = (
     health,
     snapshot,
     watch,
+    dbg,
     dump,
     env,
     preflight,
     nsight,
+    ray_debug,
 )
 
 _DESCRIPTION = """\
@@ -53,6 +57,9 @@ New here?  Watch a real job hang and be diagnosed:
 
 A job that hangs right now, prepared or not:
   {prog} stacks
+
+A job of yours, held at a breakpoint of all its ranks:
+  {prog} dbg
 
 A job of yours, from recording to diagnosis:
   eval "$({prog} env --dump-dir dumps)"    before it is started

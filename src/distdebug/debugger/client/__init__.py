@@ -1,0 +1,3 @@
+"""
+Who asks the ranks, and how are their answers shown?
+"""

@@ -1,0 +1,146 @@
+"""
+Which of the ranks that listen are meant?
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ...errors import DebuggerError
+from ...ranks import RankSelection, fold_ranks, parse_ranks
+from ..selecting import is_selected
+from .model import Listing, Process, Session
+
+
+__all__ = ["choose", "choose_session"]
+
+
+def choose(
+    listing: Listing, ranks: RankSelection | str | None, group: str | None
+) -> tuple[Process, ...]:
+    """
+    Which processes does a selection mean?
+
+    Args:
+        listing: All there are.
+
+        ranks: The selection; all if it is ``None``.
+
+        group: Of which group; it may be left out if there is only one.
+
+    Returns:
+        The processes, in the order of the listing, each once.
+
+    Raises:
+        DebuggerError: It means none, or it is not clear of which group.
+
+        RankSyntaxError: The selection cannot be read.
+    """
+    selection = parse_ranks(ranks) if isinstance(ranks, str) else ranks
+    there = _of_group(listing, group, is_needed=selection is not None)
+    if selection is None:
+        return there
+
+    found = tuple(
+        p
+        for p in there
+        if is_selected(
+            selection.by_rank, selection.by_dimension, p.rank, p.coords
+        )
+    )
+    if not found:
+        msg = f"{selection} selects nobody{_unknown(selection, there)}"
+        raise DebuggerError(msg, remedy=_what_exists(there))
+
+    return found
+
+
+def choose_session(
+    listing: Listing,
+    *,
+    rank: int | None = None,
+    group: str | None = None,
+    number: int | None = None,
+) -> tuple[Process, Session]:
+    """
+    Which session does a person want to attach to?
+
+    Args:
+        listing: All there are.
+
+        rank: Its rank.
+
+        group: The group of that.
+
+        number: Or its number in the listing, counted from 1.
+
+    Returns:
+        The process, and its thread.
+
+    Raises:
+        DebuggerError: There is no such session, or more than one.
+    """
+    everyone = list(enumerate(listing.sessions, start=1))
+    found = [
+        (n, pair)
+        for n, pair in everyone
+        if (n == number if number is not None else pair[0].rank == rank)
+        and (group is None or pair[0].group == group)
+    ]
+    what = f"#{number}" if number is not None else f"rank {rank}"
+    if not found:
+        ranks = fold_ranks(p.rank for p, _ in listing.sessions) or "none"
+        msg = f"{what} is not stopped"
+        raise DebuggerError(msg, remedy=f"stopped are: {ranks}; see: list")
+    if len(found) > 1:
+        names = ", ".join(
+            f"#{n} ({p.group}, {s.thread})" for n, (p, s) in found
+        )
+        msg = f"{what} is stopped more than once: {names}"
+        raise DebuggerError(msg, remedy=f"attach #{found[0][0]}")
+
+    return found[0][1]
+
+
+def _of_group(
+    listing: Listing, group: str | None, *, is_needed: bool
+) -> tuple[Process, ...]:
+    groups = sorted({p.group for p in listing.processes})
+    if not groups:
+        msg = "no rank listens here"
+        raise DebuggerError(
+            msg, remedy="call distdebug.arm() in the job, or set DISTDEBUG=1"
+        )
+    if group is None and len(groups) > 1 and is_needed:
+        msg = f"there are several groups: {', '.join(groups)}"
+        raise DebuggerError(msg, remedy=f"cast {groups[0]} ranks(:) p x")
+    if group is not None and group not in groups:
+        msg = f"there is no group {group}"
+        raise DebuggerError(msg, remedy=f"there are: {', '.join(groups)}")
+
+    return tuple(p for p in listing.processes if group in {None, p.group})
+
+
+def _unknown(selection: RankSelection, there: Iterable[Process]) -> str:
+    known = {name for p in there for name in p.coords}
+    names = [name for name, _ in selection.by_dimension if name not in known]
+    return f": there is no dimension {', '.join(names)}" if names else ""
+
+
+def _what_exists(there: Iterable[Process]) -> str:
+    by_group: dict[str, list[Process]] = {}
+    for process in there:
+        by_group.setdefault(process.group, []).append(process)
+    return "there are: " + "; ".join(
+        f"{group} ranks {fold_ranks(p.rank for p in found)}{_sizes(found)}"
+        for group, found in by_group.items()
+    )
+
+
+def _sizes(processes: Iterable[Process]) -> str:
+    indexes: dict[str, set[int]] = {}
+    for process in processes:
+        for name, index in process.coords.items():
+            indexes.setdefault(name, set()).add(index)
+    text = ", ".join(f"{k}={fold_ranks(v)}" for k, v in indexes.items())
+    return f" ({text})" if text else ""

@@ -1,0 +1,134 @@
+"""
+Under which group, rank, and coordinates is this process addressed?
+
+Labels are what people write.  They need not be unique: what tells sessions
+apart is the key, see :mod:`distdebug.debugger.inside.stops`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...identity import current_identity
+
+
+__all__ = ["describe_process", "process_key", "set_labels"]
+
+_GROUP = re.compile(r"[A-Za-z0-9_-]{1,100}")
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_KNOWN = frozenset({"group", "rank", "world_size", "coords"})
+
+_own: dict[str, Any] = {}
+_mesh: dict[str, int] = {}
+
+
+def set_labels(
+    labels: Mapping[str, Any] | None, mesh: Mapping[str, int] | None
+) -> None:
+    """
+    Address this process by other labels than those of its launcher.
+
+    Args:
+        labels: Any of *group* (letters, digits, ``-``, and ``_``), *rank*,
+            *world_size*, and *coords*, the index in each dimension by name.
+
+        mesh: Size of each dimension, outermost first; the coordinates follow
+            from the rank, the last dimension varying fastest.
+
+    Raises:
+        ValueError: A label is not known, or not of this form.
+    """
+    wanted = dict(labels or {})
+    if unknown := wanted.keys() - _KNOWN:
+        msg = f"unknown labels: {', '.join(sorted(unknown))}"
+        raise ValueError(msg)
+    if not _GROUP.fullmatch(wanted.get("group", "job")):
+        msg = f"a group is written with letters, digits, - and _: {wanted}"
+        raise ValueError(msg)
+    for name in {**wanted.get("coords", {}), **(mesh or {})}:
+        if not _NAME.fullmatch(name):
+            msg = f"a dimension is written as a Python name: {name!r}"
+            raise ValueError(msg)
+
+    _own.update(wanted)
+    if mesh is not None:
+        _mesh.clear()
+        _mesh.update(mesh)
+
+
+def describe_process() -> dict[str, Any]:
+    """
+    How is this process addressed?
+
+    Returns:
+        Plain data: group, rank, world_size, local_rank, coords, and what
+        identifies the process.
+    """
+    host, pid, start = process_key()
+    identity = current_identity()
+    rank = identity.rank or 0
+    group = os.environ.get("DISTDEBUG_GROUP", "")
+    labels: dict[str, Any] = {
+        "group": group if _GROUP.fullmatch(group) else "job",
+        "rank": rank,
+        "world_size": identity.world_size,
+        **_own,
+    }
+    coords = labels.pop("coords", None)
+    if coords is None:
+        coords = _coordinates(labels["rank"], _mesh or _mesh_of_environment())
+    return {
+        **labels,
+        "local_rank": identity.local_rank,
+        "coords": dict(coords),
+        "host": host,
+        "pid": pid,
+        "start": start,
+    }
+
+
+def process_key() -> tuple[str, int, int]:
+    """
+    What tells this process from all others?
+
+    Returns:
+        The host, the number of the process, and when it started, in ticks of
+        the kernel since it booted; 0 if it does not tell.
+    """
+    try:
+        with open("/proc/self/stat", "rb") as file:  # noqa: PTH123 lighter
+            ticks = int(file.read().rpartition(b")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        ticks = 0
+    return socket.gethostname(), os.getpid(), ticks
+
+
+def _mesh_of_environment() -> dict[str, int]:
+    """
+    ``DISTDEBUG_MESH``, such as ``pp=2,dp=4``; nothing if it is malformed.
+    """
+    mesh = {}
+    for part in filter(None, os.environ.get("DISTDEBUG_MESH", "").split(",")):
+        name, _, size = part.strip().partition("=")
+        if not (_NAME.fullmatch(name) and size.isdecimal()):
+            return {}
+        mesh[name] = int(size)
+
+    return mesh
+
+
+def _coordinates(rank: int, mesh: Mapping[str, int]) -> dict[str, int]:
+    found = {}
+    rest = rank
+    for name, size in reversed([*mesh.items()]):
+        if size < 1:
+            return {}
+        rest, found[name] = divmod(rest, size)
+
+    # A rank beyond the mesh has no place in it.
+    return {} if rest else {name: found[name] for name in mesh}

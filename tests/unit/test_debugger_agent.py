@@ -1,0 +1,605 @@
+"""
+Who may ask a process, and what it answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+import distdebug
+
+from distdebug.debugger.inside import agent, arming, audit, patience
+from distdebug.debugger.inside.arming import arm, disarm, is_armed
+from distdebug.debugger.inside.audit import keep_record
+from distdebug.debugger.inside.breakpoints import set_trace
+from distdebug.debugger.wire import LIMIT_BYTES
+
+
+@pytest.fixture
+def folder(monkeypatch):
+    """
+    A folder for sockets; its path is short, as the kernel wants.
+    """
+    path = Path(tempfile.mkdtemp(prefix="dd", dir="/tmp"))
+    for name in list(os.environ):
+        if name.startswith(("DISTDEBUG", "RANK", "WORLD_SIZE")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("DISTDEBUG_DIR", str(path))
+    yield path
+    disarm()
+    shutil.rmtree(path)
+
+
+@pytest.fixture
+def armed(folder):
+    """
+    The socket of this process, which answers.
+    """
+    return arm()
+
+
+def connected(path):
+    """
+    A socket that is connected to it.
+    """
+    client = socket.socket(socket.AF_UNIX)
+    client.settimeout(30)
+    client.connect(str(path))
+    return client
+
+
+def said(client, data):
+    """
+    The first line that is answered, as an object; nothing if it hangs up.
+    """
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        client.sendall(data)
+    with client.makefile("rb") as file:
+        with contextlib.suppress(ConnectionResetError):
+            line = file.readline()
+            return json.loads(line) if line else None
+    return None
+
+
+def asked(path, **request):
+    """
+    What is answered to one request.
+    """
+    with connected(path) as client:
+        return said(client, json.dumps(request).encode() + b"\n")
+
+
+def recorded(folder):
+    """
+    The commands that were written down.
+    """
+    lines = (folder / "audit.jsonl").read_text().splitlines()
+    return [(r["op"], r["line"]) for r in map(json.loads, lines)]
+
+
+class TestSafety:
+    def test_private(self, folder, armed):
+        """
+        The socket is ours alone.
+        """
+        assert 0o600 == stat.S_IMODE(armed.stat().st_mode)
+        assert 0o700 == stat.S_IMODE(folder.stat().st_mode)
+
+    def test_unsafe_folder(self, folder, caplog):
+        """
+        Where others may enter, nobody listens, and the job goes on.
+        """
+        folder.chmod(0o755)
+
+        assert arm() is None
+
+        assert "others may enter" in caplog.text
+        assert not is_armed()
+        assert [] == list(folder.iterdir())
+
+    def test_other_user(self, folder, armed, monkeypatch, caplog):
+        """
+        Another user is hung up on, unheard, and that is recorded.
+        """
+        monkeypatch.setattr(agent, "peer_uid", lambda _: os.geteuid() + 1)
+
+        assert asked(armed, op="list", id=1) is None
+
+        assert [("refused", "")] == recorded(folder)
+        assert "must not debug" in caplog.text
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another")
+    def test_really_another_user(self, folder, armed):
+        """
+        Another user is refused by the kernel's word, whatever may be opened.
+        """
+        folder.chmod(0o777)
+        armed.chmod(0o777)
+        program = (
+            "import os, socket, sys; os.setgid(65534); os.setuid(65534); "
+            "s = socket.socket(socket.AF_UNIX); s.settimeout(30); "
+            "s.connect(sys.argv[1])\n"
+            'try: s.sendall(b\'{"op": "list"}\\n\'); print(s.recv(100))\n'
+            "except OSError: print('refused')"
+        )
+
+        got = subprocess.run(
+            [sys.executable, "-c", program, armed],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+        assert got.stdout.strip() in {"b''", "refused"}, got.stderr
+        assert [("refused", "")] == recorded(folder)
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            b"nonsense\n",
+            b"[]\n",
+            b"\x80\x04}\n",
+            b"x" * (LIMIT_BYTES + 2),
+            b'{"a":' * 100_000 + b"\n",
+        ],
+        ids=["text", "list", "pickle", "oversized", "deep"],
+    )
+    def test_malformed(self, armed, data):
+        """
+        What is no message ends the conversation, and only that.
+        """
+        with connected(armed) as client:
+            answer = said(client, data)
+            rest = b"gone"
+            with contextlib.suppress(ConnectionResetError):
+                rest = client.recv(10)
+
+        assert answer is None or "message" in answer["error"]
+        assert rest in {b"", b"gone"}
+        assert 7 == asked(armed, op="list", id=7)["id"]
+
+    def test_half_a_message(self, armed):
+        """
+        Who says half a word, or nothing, keeps nobody from being heard.
+        """
+        with connected(armed) as slow, connected(armed):
+            slow.sendall(b'{"op":')
+
+            assert 1 == asked(armed, op="list", id=1)["id"]
+
+    def test_flood(self, armed, monkeypatch):
+        """
+        Who asks too much waits for itself; others do not.
+        """
+        monkeypatch.setattr(agent, "_MOST_PER_SECOND", 20)
+        done = threading.Event()
+
+        def flood(client):
+            with contextlib.suppress(OSError):
+                client.sendall(b'{"op":"list"}\n' * 100_000)
+            done.set()
+
+        with connected(armed) as client:
+            threading.Thread(target=flood, args=(client,), daemon=True).start()
+            began = time.monotonic()
+
+            assert 2 == asked(armed, op="list", id=2)["id"]
+
+            assert time.monotonic() - began < 20
+            assert not done.is_set()
+            client.shutdown(socket.SHUT_RDWR)
+        assert done.wait(30)
+
+    def test_many(self, armed, monkeypatch):
+        """
+        Only so many are talked to at a time; then there is room again.
+        """
+        with contextlib.ExitStack() as stack:
+            crowd = [
+                stack.enter_context(connected(armed))
+                for _ in range(agent._MOST_CLIENTS)
+            ]
+            for client in crowd:
+                said(client, b'{"op":"list"}\n')
+
+            assert asked(armed, op="list") is None
+        for _ in range(1000):
+            if answer := asked(armed, op="list", id=3):
+                break
+            time.sleep(0.01)
+
+        assert 3 == answer["id"]
+
+    def test_no_threads(self, armed, monkeypatch):
+        """
+        If no thread can be started, the client is hung up on.
+        """
+        with connected(armed) as client:
+            said(client, b'{"op":"list"}\n')
+            start = threading.Thread.start
+
+            def refuse(thread):
+                if thread.name == "distdebug-client":
+                    msg = "can't start new thread"
+                    raise RuntimeError(msg)
+                start(thread)
+
+            monkeypatch.setattr(threading.Thread, "start", refuse)
+
+            assert asked(armed, op="list") is None
+
+    def test_no_files(self, folder, monkeypatch):
+        """
+        If a connection cannot be taken, the next one is waited for.
+        """
+
+        class Tired:
+            """
+            Fails once, and is closed then.
+            """
+
+            times = 0
+
+            def accept(self):
+                self.times += 1
+                raise OSError(24, "too many open files")
+
+            def fileno(self):
+                return 5 if self.times == 1 else -1
+
+        tired = Tired()
+
+        agent.serve(tired, folder).join(30)
+
+        assert 2 == tired.times
+
+    def test_cannot_listen(self, folder, monkeypatch):
+        """
+        What cannot be opened is closed again, and said.
+        """
+        with pytest.raises(OSError):
+            agent.listen(folder / "missing" / "s")
+
+
+class TestAnswers:
+    def test_process(self, armed):
+        """
+        A process says who it is, and where.
+        """
+        answer = asked(armed, op="list", id=1)
+
+        assert os.getpid() == answer["process"]["pid"]
+        assert answer["main"]["line"] > 0
+        assert [] == answer["stops"]
+
+    @pytest.mark.parametrize(
+        ("request_", "error"),
+        [
+            ({"op": "fly"}, "unknown operation: 'fly'"),
+            ({}, "unknown operation: None"),
+            ({"op": "command", "line": 3, "keys": []}, "line must be a text"),
+            ({"op": "command", "line": "n", "keys": 3}, "keys must be a list"),
+            ({"op": "command", "line": "a\nb", "keys": []}, "one line"),
+            (
+                {"op": "command", "line": "n", "keys": [], "wait": -1},
+                "wait must be",
+            ),
+            (
+                {"op": "command", "line": "n", "keys": [], "wait": 1e9},
+                "wait must be",
+            ),
+            ({"op": "eval", "expression": "1/0"}, "ZeroDivisionError"),
+            ({"op": "eval", "expression": "x = 1"}, "SyntaxError"),
+            (
+                {
+                    "op": "eval",
+                    "expression": "__import__('time').sleep(0.5)",
+                    "wait": 0.01,
+                },
+                "takes too long",
+            ),
+        ],
+        ids=str,
+    )
+    def test_refused(self, armed, request_, error):
+        """
+        What makes no sense, or takes too long, is an error and no more.
+        """
+        answer = asked(armed, id=1, **request_)
+
+        assert 1 == answer["id"]
+        assert error in answer["error"]
+
+    def test_gone(self, armed):
+        """
+        A stop that is not there any more is said to have ended.
+        """
+        for request in (
+            {"op": "command", "line": "n"},
+            {"op": "last"},
+            {"op": "extend", "seconds": 3},
+        ):
+            answer = asked(armed, keys=["gone"], **request)
+
+            assert "ended" == answer["stops"]["gone"]["state"]
+            assert "not stopped" in answer["stops"]["gone"]["error"]
+
+    def test_values(self, armed):
+        """
+        An expression sees the line of the main thread, comprehensions too.
+        """
+        inner = asked(
+            armed,
+            op="eval",
+            expression=" [type(c).__name__ for c in (client,)]",
+        )
+        outer = asked(armed, op="eval", expression="request['op']", up=1)
+        outermost = asked(armed, op="eval", expression="up", up=999)
+
+        assert "['socket']" == inner["output"]
+        assert "'eval'" == outer["output"]
+        assert "NameError: name 'up' is not defined" == outermost["error"]
+
+    def test_too_much(self, armed):
+        """
+        An answer that is too long is an error, and the talk goes on.
+        """
+        answer = asked(
+            armed, op="eval", id=1, expression="'\\U0001f600' * 10**7"
+        )
+
+        assert answer["output"].endswith("…")
+
+    def test_too_long_to_send(self):
+        """
+        What would not fit is not sent.
+        """
+        data = agent._packed({"id": 4, "output": "x" * LIMIT_BYTES})
+
+        assert 4 == json.loads(data)["id"]
+        assert "longer" in json.loads(data)["error"]
+
+    def test_stack(self, armed):
+        """
+        The threads of the process are told, but for those of the debugger.
+        """
+        alone = asked(armed, op="stack")["threads"]
+        event = threading.Event()
+        thread = threading.Thread(target=event.wait, name="mine")
+        thread.start()
+        both = asked(armed, op="stack", all=True)["threads"]
+        event.set()
+        thread.join()
+
+        assert [True] == [t["main"] for t in alone]
+        names = [t["thread"] for t in both]
+        assert "mine" in names
+        assert not [n for n in names if n.startswith("distdebug")]
+
+    def test_resume(self, armed):
+        """
+        A process that nobody wanted to stop says so.
+        """
+        assert "not about" in asked(armed, op="resume")["output"]
+
+
+class TestAudit:
+    def test_recorded(self, folder, armed):
+        """
+        What is asked is written down; what only lists is not.
+        """
+        asked(armed, op="list")
+        asked(armed, op="eval", expression="1 + 1")
+        asked(armed, op="command", line="p x", keys=["k"])
+
+        assert [("eval", "1 + 1"), ("command", "p x")] == recorded(folder)
+        path = folder / "audit.jsonl"
+        assert 0o600 == stat.S_IMODE(path.stat().st_mode)
+
+    def test_forbidden(self, armed, monkeypatch):
+        """
+        An audit hook can forbid a command.
+        """
+
+        def forbid(*_, **__):
+            msg = "not on my watch"
+            raise RuntimeError(msg)
+
+        monkeypatch.setattr(agent, "keep_record", forbid)
+
+        answer = asked(armed, op="eval", expression="1")
+
+        assert "forbids it: not on my watch" in answer["error"]
+
+    def test_hooks_hear_of_it(self, folder):
+        """
+        The audit hooks of the interpreter are told.
+        """
+        program = (
+            "import sys; from pathlib import Path\n"
+            "sys.addaudithook(lambda e, a: e[:9] == 'distdebug' "
+            "and print(e, *a))\n"
+            "from distdebug.debugger.inside.audit import keep_record\n"
+            "keep_record(Path('/nowhere'), uid=1, pid=2, key='k', op='o', "
+            "line='l')"
+        )
+        source = Path(distdebug.__file__).parents[1]
+
+        got = subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONPATH": str(source)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+        assert "distdebug.command o k l" == got.stdout.strip(), got.stderr
+
+    def test_bounded(self, folder, monkeypatch):
+        """
+        The record does not grow for ever, and follows no link.
+        """
+        monkeypatch.setattr(audit, "_MOST_BYTES", 100)
+        record = {"uid": 1, "pid": 2, "key": "k", "op": "o"}
+
+        keep_record(folder, line="x" * 9000, **record)
+
+        assert ["audit.jsonl.1"] == [p.name for p in folder.iterdir()]
+        (folder / "audit.jsonl").symlink_to(folder / "elsewhere")
+        keep_record(folder, line="x", **record)
+        assert not (folder / "elsewhere").exists()
+
+
+class TestArming:
+    def test_twice(self, armed):
+        """
+        Who arms twice listens once.
+        """
+        assert armed == arm(dir="/elsewhere")
+
+    def test_disarmed(self, armed):
+        """
+        Who disarms does not listen any more.
+        """
+        disarm()
+
+        assert not armed.exists()
+        assert not is_armed()
+        disarm()
+
+    def test_off(self, folder, monkeypatch):
+        """
+        Where it is switched off, nothing happens.
+        """
+        monkeypatch.setenv("DISTDEBUG", "0")
+        before = threading.active_count()
+
+        assert arm() is None
+
+        assert before == threading.active_count()
+        assert [] == list(folder.iterdir())
+
+    def test_breakpoints(self, folder, monkeypatch):
+        """
+        Breakpoints can be taken over from whoever has them.
+        """
+        monkeypatch.setattr(sys, "breakpointhook", print)
+
+        arm()
+        before = sys.breakpointhook
+        arm(breakpoints=True)
+
+        assert print is before
+        assert set_trace is sys.breakpointhook
+
+    def test_left_behind(self, folder):
+        """
+        The socket of a dead process with our number is replaced.
+        """
+        path = folder / f"0.{os.getpid()}.sock"
+        path.touch()
+
+        assert path == arm()
+
+        assert stat.S_ISSOCK(path.stat().st_mode)
+
+    def test_child(self, armed, monkeypatch):
+        """
+        A child leaves the socket to its parent.
+        """
+        arming._close(arming._armed[0]._replace(pid=1))
+
+        assert armed.exists()
+
+        arming._forget()
+
+        assert not is_armed()
+        armed.unlink()
+
+
+class FakeGroup:
+    """
+    A process group, as far as its time-out goes.
+    """
+
+    def __init__(self, seconds):
+        self.options = self
+        self._timeout = seconds
+        self._device_types = ["cpu"]
+
+    def _get_backend(self, device):
+        return self
+
+
+class TestPatience:
+    @pytest.fixture
+    def dist(self, monkeypatch):
+        """
+        As much of torch.distributed as is needed.
+        """
+
+        def set_timeout(timeout, group):
+            group._timeout = timeout
+
+        group = FakeGroup(timedelta(seconds=8))
+        long = FakeGroup(timedelta(hours=9))
+        made = FakeGroup(timedelta(seconds=8))
+        groups = {ModuleType("no group"): 2, long: 1, group: 3}
+
+        def new_group():
+            groups[made] = 4
+            return made
+
+        c10d, fake = ModuleType("c10d"), ModuleType("dist")
+        c10d._world = SimpleNamespace(pg_map=groups)
+        c10d._set_pg_timeout = set_timeout
+        fake.distributed_c10d = c10d
+        c10d.new_group = fake.new_group = new_group
+        monkeypatch.setitem(sys.modules, "torch.distributed", fake)
+        monkeypatch.setitem(
+            sys.modules, "torch.distributed.distributed_c10d", c10d
+        )
+        fake.groups = [group, long, made]
+        return fake
+
+    def test_raised_and_restored(self, dist):
+        """
+        Time-outs are raised, of later groups too, and put back in the end.
+        """
+        original = dist.new_group
+
+        patience.raise_timeouts(3600)
+        dist.new_group()
+        raised = [g._timeout.total_seconds() for g in dist.groups]
+        patience.restore_timeouts()
+        restored = [g._timeout.total_seconds() for g in dist.groups]
+
+        assert [3600, 32400, 3600] == raised
+        assert [8, 32400, 8] == restored
+        assert original is dist.new_group
+
+    def test_without_torch(self, folder, monkeypatch, caplog):
+        """
+        Without torch there is no time-out, and that is said.
+        """
+        monkeypatch.setitem(sys.modules, "torch.distributed", None)
+
+        arm(collective_timeout=60)
+
+        assert "not imported yet" in caplog.text
