@@ -29,6 +29,8 @@ _OSC = r"[^\x07\x1b\x9d]*(?:\x07|\x1b\\)"
 _ESCAPES = re.compile(
     rf"\x1b(?:\[{_CSI}|\]{_OSC}|[ -/]*[0-~])|\x9b{_CSI}|\x9d{_OSC}"
 )
+# Letters by their class, of which nothing is seen.
+_FILLERS = dict.fromkeys((0x115F, 0x1160, 0x2800, 0x3164, 0xFFA0), " ")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
@@ -53,6 +55,8 @@ def clean(text: str, *, limit: int = 200) -> str:
             char if char.isprintable() else " " if char.isspace() else ""
             for char in _ESCAPES.sub("", text)
         )
+    if not text.isascii():
+        text = text.translate(_FILLERS)
     text = text.strip()
     return text if len(text) <= limit else f"{text[: limit - 1]}…"
 

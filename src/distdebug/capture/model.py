@@ -4,6 +4,7 @@ What became of looking into a process?
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import attrs
 
+from .._showing import Block, Shown
 from ..findings import Finding, Missing
 from ..processes.model import Worker
 from ..stacks.model import ProcessStacks
@@ -121,7 +123,7 @@ class ProcessCapture:
 
 
 @attrs.frozen(kw_only=True)
-class Capture:
+class Capture(Shown):
     """
     What every worker of this node was doing.
 
@@ -195,13 +197,10 @@ class Capture:
         """
         return [_record(process) for process in self.processes]
 
-    def __str__(self) -> str:
-        from .text import capture_text
+    def _blocks_(self) -> Iterable[Block]:
+        from .text import capture_blocks
 
-        return capture_text(self)
-
-    def _repr_pretty_(self, p: Any, cycle: bool) -> None:  # noqa: FBT001
-        p.text("..." if cycle else str(self))
+        return capture_blocks(self)
 
 
 def _record(process: ProcessCapture) -> dict[str, Any]:

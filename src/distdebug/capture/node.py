@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from .._files import output_to
 from ..findings import Missing
 from ..processes.expected import missing_ranks
 from ..processes.find import find_workers
@@ -93,12 +94,13 @@ def capture_node(  # noqa: PLR0913 each can be left out
         What could be seen, and what not, and why.
 
     Raises:
-        OSError: The output folder cannot be made.
+        OutputError: The output folder cannot be made.
     """
     host, deadline = socket.gethostname(), time.monotonic() + timeout_s
-    folder = (
-        None if output_dir is None else make_folder(Path(output_dir), host)
-    )
+    folder = None
+    if output_dir is not None:
+        with output_to(output_dir):
+            folder = make_folder(Path(output_dir), host)
     patterns = tuple(patterns)
     workers = _workers(pids, patterns)
     start = time.monotonic()

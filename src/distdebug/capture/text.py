@@ -1,5 +1,5 @@
 """
-How is a capture shown on a terminal?
+What is there to show of a capture?
 
 The verdict comes first, then the stacks of everybody as one tree, then what
 could not be seen.
@@ -8,54 +8,47 @@ could not be seen.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 
-from .._text import clean, text_table
-from ..findings.text import finding_lines, missing_lines
+from .._showing import Block, Lines, Table, Tree
+from .._text import clean
+from ..findings.text import finding_entries, missing_block
 from ..location import user_location
 from ..ranks import fold_ranks
+from ..stacks.draw import branches
 from ..stacks.merge import merge_stacks
 from .model import Capture, CaptureStatus, ProcessCapture
 
 
-__all__ = ["capture_text"]
+__all__ = ["capture_blocks"]
 
 _MOST_ROWS = 32
-_MOST_FINDINGS = 3
 _MOST_FAILURES = 8
 _LONGEST_JOB = 24
 # After these others are tried, or what is missing is told anyway.
 _QUIET = {"faulthandler", "proc", "py-spy", "py-spy --native", "pystack"}
 
 
-def capture_text(capture: Capture) -> str:
+def capture_blocks(capture: Capture) -> Iterator[Block]:
     """
-    Write a capture as text: verdict, merged stacks, processes, what is missing.
+    What is there to show of a capture?
 
     Args:
         capture: The capture.
+
+    Returns:
+        Verdict, merged stacks, processes, and what is missing.
     """
-    parts = [
-        *_findings(capture),
-        _headline(capture),
-        str(merge_stacks(capture.stacks)),
-        _table(capture),
-        "\n".join(_pauses(capture)),
-        "\n".join(missing_lines(capture.missing)),
-    ]
-    return "\n\n".join(part for part in parts if part)
-
-
-def _findings(capture: Capture) -> Iterable[str]:
     if capture.is_blind:
         number = len(capture.processes)
         yield f"no stack could be read of {_count(number)}: see below"
-    findings = capture.findings
-    yield from ("\n".join(finding_lines(f)) for f in findings[:_MOST_FINDINGS])
-    if len(findings) > _MOST_FINDINGS:
-        more = len(findings) - _MOST_FINDINGS
-        yield f"… and {more} more {'finding' if more == 1 else 'findings'}"
+    yield finding_entries(capture.findings)
+    yield _headline(capture)
+    yield Tree(branches(merge_stacks(capture.stacks)))
+    yield _table(capture)
+    yield Lines(list(_pauses(capture)))
+    yield missing_block(capture.missing)
 
 
 def _count(number: int) -> str:
@@ -81,21 +74,18 @@ def _headline(capture: Capture) -> str:
     )
 
 
-def _table(capture: Capture) -> str:
+def _table(capture: Capture) -> Table:
     jobs = {p.worker.job for p in capture.processes if p.worker.job}
     ranks = {p.worker.pid: p.worker.rank for p in capture.processes}
-    shown = capture.processes[:_MOST_ROWS]
     head = ["rank", "pid", "role", "state", "capture", "at"]
-    rows = [_row(process, ranks) for process in shown]
+    rows = [_row(process, ranks) for process in capture.processes]
     if len(jobs) > 1:
         head.append("job")
         rows = [
             (*row, _brief(process.worker.job))
-            for row, process in zip(rows, shown, strict=True)
+            for row, process in zip(rows, capture.processes, strict=True)
         ]
-    table = text_table(head, rows)
-    hidden = len(capture.processes) - len(shown)
-    return f"{table}\n… and {hidden} more processes" if hidden else table
+    return Table(head, rows, _MOST_ROWS, "processes")
 
 
 def _brief(job: str) -> str:

@@ -4,11 +4,15 @@ What is a conclusion made of?
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from enum import StrEnum
+from functools import partial
 from typing import Any, Literal
 
 import attrs
 
+from .._showing import Block, Entries, Shown
+from .._text import clean
 from .plain import as_plain
 
 
@@ -127,7 +131,9 @@ class GroupRef:
     ranks: tuple[int, ...]
 
     def __str__(self) -> str:
-        return self.desc if self.desc not in {"", "undefined"} else self.name
+        is_named = self.desc not in {"", "undefined"}
+        # What a job calls it stands in sentences that people read.
+        return clean(self.desc if is_named else self.name)
 
 
 @attrs.frozen(kw_only=True)
@@ -196,7 +202,7 @@ class Evidence:
 
 
 @attrs.frozen(kw_only=True)
-class Finding:
+class Finding(Shown):
     """
     One conclusion, with what it rests on.
 
@@ -238,6 +244,11 @@ class Finding:
         Plain data in the layout of the command line's ``--json``.
         """
         return as_plain(self)
+
+    def _blocks_(self) -> Iterable[Block]:
+        from .text import finding_entry
+
+        yield Entries([finding_entry(self)])
 
 
 @attrs.frozen(kw_only=True)
@@ -292,7 +303,7 @@ class GroupProgress:
 
 
 @attrs.frozen(kw_only=True)
-class Diagnosis:
+class Diagnosis(Shown):
     """
     What is wrong with the job, and how do we know?
 
@@ -307,6 +318,9 @@ class Diagnosis:
         missing: What could not be looked at, and why.
 
         groups: The progress of every process group.
+
+        seen: What it was made from, for a report; it stays in its process,
+            and is not compared.
     """
 
     verdict: Finding
@@ -314,6 +328,14 @@ class Diagnosis:
     victims: tuple[int, ...] = ()
     missing: tuple[Missing, ...] = ()
     groups: tuple[GroupProgress, ...] = ()
+    seen: object = attrs.field(default=None, eq=False, repr=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Gigabytes of dumps do not travel along.
+        fields = attrs.asdict(
+            self, recurse=False, filter=lambda field, _: field.name != "seen"
+        )
+        return partial(Diagnosis, **fields), ()
 
     @property
     def is_healthy(self) -> bool:
@@ -334,13 +356,10 @@ class Diagnosis:
             "groups": [as_plain(g) for g in self.groups],
         }
 
-    def __str__(self) -> str:
-        from .text import diagnosis_text
+    def _blocks_(self) -> Iterable[Block]:
+        from .text import diagnosis_blocks
 
-        return diagnosis_text(self)
-
-    def _repr_pretty_(self, p: Any, cycle: bool) -> None:  # noqa: FBT001
-        p.text("..." if cycle else str(self))
+        return diagnosis_blocks(self)
 
     def to_records(self) -> list[dict[str, Any]]:
         """

@@ -1,87 +1,111 @@
 """
-How is a conclusion shown on a terminal?
+How is a conclusion shown?
 
 The verdict comes first, and its first line alone is fit for a ticket.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 
-from .._text import clean, text_table
+from .._showing import Block, Entries, Entry, Lines, Table
+from .._text import clean
 from ..ranks import fold_ranks, ranks_text
 from .model import Diagnosis, Evidence, Finding, GroupProgress, Missing
 
 
 __all__ = [
-    "diagnosis_text",
-    "finding_lines",
-    "group_table",
-    "missing_lines",
+    "diagnosis_blocks",
+    "finding_entries",
+    "finding_entry",
+    "group_block",
+    "missing_block",
 ]
 
-_MOST_ROWS = 24
 # Long enough for the lines of the user, behind those of libraries.
 _MOST_QUOTED = 400
-_MOST_FINDINGS = 5
+_MOST_EVIDENCE = 6
 
 
-def diagnosis_text(d: Diagnosis) -> str:
+def diagnosis_blocks(d: Diagnosis) -> Iterator[Block]:
     """
-    Write a diagnosis as text: the verdict first, then what it rests on.
+    What is there to show of a diagnosis?
 
     Args:
         d: The diagnosis.
+
+    Returns:
+        The verdict first, then what it rests on.
     """
-    parts = ["\n".join(finding_lines(d.verdict))]
+    yield Entries([finding_entry(d.verdict)])
     others = [f for f in d.findings if f != d.verdict]
-    parts += [
-        "\n".join(["also:", *finding_lines(f)])
-        for f in others[:_MOST_FINDINGS]
-    ]
-    if len(others) > _MOST_FINDINGS:
-        parts.append(f"… and {len(others) - _MOST_FINDINGS} more findings")
+    yield Entries([finding_entry(f, before="also:") for f in others])
     if d.groups:
-        parts.append(group_table(d.groups))
+        yield group_block(d.groups)
     if d.victims:
-        parts.append(f"merely waiting: {ranks_text(d.victims)}")
-    if d.missing:
-        parts.append("\n".join(missing_lines(d.missing)))
-
-    return "\n\n".join(parts)
+        yield f"merely waiting: {ranks_text(d.victims)}"
+    yield missing_block(d.missing)
 
 
-def finding_lines(finding: Finding) -> Iterable[str]:
+def finding_entries(findings: Sequence[Finding], most: int = 3) -> Entries:
     """
-    Write one finding as lines: the sentence, then evidence and remedy.
+    What is there to show of several findings?
+
+    Args:
+        findings: The most important one first.
+
+        most: How many are shown at first.
+    """
+    more = "finding" if len(findings) == most + 1 else "findings"
+    return Entries([finding_entry(f) for f in findings], most, more)
+
+
+def finding_entry(finding: Finding, before: str = "") -> Entry:
+    """
+    What is there to show of one finding?
 
     Args:
         finding: The finding.
+
+        before: What leads to it.
+
+    Returns:
+        The sentence, then evidence and remedy.
     """
-    yield clean(finding.summary, limit=400)
-    yield f"  cause: {finding.cause} ({finding.confidence})"
-    for e in finding.evidence[:6]:
-        where = _where(e)
-        yield f"  {e.kind}: {clean(where + e.quote, limit=_MOST_QUOTED)}"
+    facts = [("cause", f"{finding.cause} ({finding.confidence})")]
+    facts += [
+        (e.kind, clean(_where(e) + e.quote, limit=_MOST_QUOTED))
+        for e in finding.evidence[:_MOST_EVIDENCE]
+    ]
     if finding.remedy:
-        yield f"  next: {finding.remedy}"
+        facts.append(("next", finding.remedy))
+    return Entry(finding.summary, facts, before)
 
 
 def _where(evidence: Evidence) -> str:
     """
     The place within its source; of logs, of which there are many, with that.
+
+    Terminals open ``path:line`` on a click.
     """
+    line = evidence.location.removeprefix("line ")
+    if evidence.kind == "log" and line.isdecimal() and evidence.source:
+        return f"{evidence.source}:{line}: "
+
     source = evidence.source.replace("\\", "/").rpartition("/")[2]
     parts = [source if evidence.kind == "log" else "", evidence.location]
     return ", ".join(filter(None, parts)) + ": " if any(parts) else ""
 
 
-def group_table(groups: Sequence[GroupProgress]) -> str:
+def group_block(groups: Sequence[GroupProgress]) -> Table:
     """
-    Write the progress of groups as a table, the stuck ones first.
+    What is there to show of the progress of groups?
 
     Args:
-        groups: The groups; of many, some are left out.
+        groups: The groups.
+
+    Returns:
+        A table, the stuck ones first.
     """
     ordered = sorted(groups, key=lambda g: (not g.waiting, -len(g.ranks)))
     rows = [
@@ -93,30 +117,31 @@ def group_table(groups: Sequence[GroupProgress]) -> str:
             fold_ranks(g.waiting) if g.waiting else "-",
             fold_ranks(g.absent) if g.absent else "-",
         )
-        for g in ordered[:_MOST_ROWS]
+        for g in ordered
     ]
     headers = ("group", "ranks", "completed", "furthest", "waiting", "absent")
-    table = text_table(headers, rows)
-    hidden = len(ordered) - len(rows)
-    return f"{table}\n… and {hidden} more groups" if hidden else table
+    return Table(headers, rows, more="groups")
 
 
-def missing_lines(missing: Sequence[Missing]) -> Iterable[str]:
+def missing_block(missing: Sequence[Missing]) -> Lines:
     """
-    Write what could not be looked at as lines, equal reasons folded.
+    What is there to show of what could not be looked at?
 
     Args:
-        missing: What could not be looked at; of many, some are left out.
+        missing: What could not be looked at.
+
+    Returns:
+        Lines, equal reasons folded.
     """
     by_reason: dict[tuple[str, str], list[Missing]] = {}
     for m in missing:
         by_reason.setdefault((m.what, m.reason), []).append(m)
-    for (what, reason), rows in list(by_reason.items())[:_MOST_ROWS]:
-        ranks = [m.rank for m in rows if m.rank is not None]
-        who = f" of {ranks_text(ranks)}" if ranks else ""
-        source = (
-            f" [{rows[0].source}]" if len(rows) == 1 and rows[0].source else ""
-        )
-        yield clean(f"missing: {what}{who}: {reason}{source}", limit=300)
-    if len(by_reason) > _MOST_ROWS:
-        yield f"… and {len(by_reason) - _MOST_ROWS} more"
+    return Lines([_missing(*key, rows) for key, rows in by_reason.items()])
+
+
+def _missing(what: str, reason: str, rows: Sequence[Missing]) -> str:
+    ranks = [m.rank for m in rows if m.rank is not None]
+    who = f" of {ranks_text(ranks)}" if ranks else ""
+    is_one = len(rows) == 1 and rows[0].source
+    source = f" [{rows[0].source}]" if is_one else ""
+    return clean(f"missing: {what}{who}: {reason}{source}", limit=300)

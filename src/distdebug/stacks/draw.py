@@ -1,8 +1,7 @@
 """
-How does a tree of stacks look on a terminal?
+Which branches does a tree of stacks have?
 
-What nobody parts from is drawn on few lines; what follows a fork is indented
-below it, with the ranks that went there.
+What nobody parts from is one branch, with the ranks that went there.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from .._showing import Branch
 from .._text import clean
 from .frames import normal_frames
 from .model import StackFrame
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .merge import StackTree
 
 
-__all__ = ["draw_tree"]
+__all__ = ["branches"]
 
 _WIDTH = 96
 # Frames of frameworks in a row that are shown: the first, and the last.
@@ -28,48 +28,46 @@ _MOST_FOREIGN = 3
 _MOST_WHO = 40
 
 
-def draw_tree(tree: StackTree) -> str:
+def branches(tree: StackTree) -> list[Branch]:
     """
-    How does this tree look?
+    Which branches does this tree have?
 
     Args:
         tree: The merged stacks.
 
     Returns:
-        Its lines.  A branch begins with the processes that took it; ``*``
-        marks lines of the user; the innermost frame comes last.
+        Each with the processes that took it; ``*`` marks lines of the user;
+        the innermost frame comes last.
     """
     below: list[list[int]] = [[] for _ in tree.frames]
     roots: list[int] = []
     for node, parent in enumerate(tree.parents):
         (below[parent] if parent >= 0 else roots).append(node)
-    lines = list(_branches(tree, below, roots))
-    lines += _absent(tree)
-    return "\n".join(lines)
+    return [*_branches(tree, below, roots), *_absent(tree)]
 
 
 def _branches(
     tree: StackTree, below: Sequence[Sequence[int]], roots: Sequence[int]
-) -> Iterator[str]:
+) -> Iterator[Branch]:
     # Stacks may be deeper than Python can call itself.
-    todo = [("", node, True) for node in _largest_last(tree, roots)]
+    todo = [(0, node) for node in _largest_last(tree, roots)]
     while todo:
-        indent, node, is_root = todo.pop()
+        depth, node = todo.pop()
         chain = [node]
         while len(below[node]) == 1 and not tree.ends[node]:
             (node,) = below[node]
             chain.append(node)
 
         who = clean(tree.who(tree.members[node]), limit=_MOST_WHO)
-        yield f"{indent}{'' if is_root else '▸ '}{who}"
-        inner = indent + ("  " if is_root else "    ")
-        parts = [*_shown(tree, chain), *_natively(tree, node)]
-        yield from _wrapped(inner, parts)
+        parts = [*_shown(tree, chain)]
+        if name := native_function(tree, node):
+            parts.append(f"{clean(name, limit=_WIDTH)} (native)")
+        yield Branch(depth, who, parts)
         if tree.ends[node] and below[node]:
             here = clean(tree.who(tree.ends[node]), limit=_MOST_WHO)
-            yield f"{inner}▸ {here} (here)"
+            yield Branch(depth + 1, f"{here} (here)")
         todo += (
-            (inner, child, False) for child in _largest_last(tree, below[node])
+            (depth + 1, child) for child in _largest_last(tree, below[node])
         )
 
 
@@ -102,39 +100,35 @@ def _foreign(tree: StackTree, nodes: Sequence[int]) -> Iterator[str]:
         yield _brief(tree.frames[nodes[-1]])
 
 
-def _natively(tree: StackTree, node: int) -> Iterator[str]:
+def native_function(tree: StackTree, node: int) -> str:
     """
-    The native function that all are in that are at a node, if it is one.
+    Which native function are all in that are at this place?
+
+    Args:
+        tree: The merged stacks.
+
+        node: A position in its columns.
+
+    Returns:
+        Its name, as a tool told it; ``""`` if it is unknown, or if there are
+        several.
     """
     names = set()
     for member in tree.ends[node]:
         thread = tree.processes[member].main_thread
         # Of other threads it is not known which one ends here.
         if thread is None or not thread.native or not thread.frames:
-            return
+            return ""
         is_here = tree.frames[node] == normal_frames(thread.frames)[0]
         names.add(native_name(thread.native) if is_here else "")
-    if len(names) == 1 and (name := names.pop()):
-        yield f"{clean(name, limit=_WIDTH)} (native)"
+    return names.pop() if len(names) == 1 else ""
 
 
 def _brief(frame: StackFrame) -> str:
     return clean(str(frame), limit=_WIDTH)
 
 
-def _wrapped(indent: str, parts: Sequence[str]) -> Iterator[str]:
-    line = ""
-    for part in parts:
-        longer = f"{line} → {part}" if line else part
-        if line and len(indent) + len(longer) > _WIDTH:
-            yield f"{indent}{line} →"
-            line = part
-        else:
-            line = longer
-    yield f"{indent}{line}"
-
-
-def _absent(tree: StackTree) -> Iterator[str]:
+def _absent(tree: StackTree) -> Iterator[Branch]:
     """
     Processes that have no stack, by their state.
     """
@@ -145,4 +139,5 @@ def _absent(tree: StackTree) -> Iterator[str]:
             states.setdefault(process.state, []).append(member)
     for state, members in states.items():
         why = f" (state {clean(state)})" if state else ""
-        yield f"{clean(tree.who(members), limit=_MOST_WHO)}\n  no stack{why}"
+        who = clean(tree.who(members), limit=_MOST_WHO)
+        yield Branch(0, who, [f"no stack{why}"])

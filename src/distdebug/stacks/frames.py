@@ -21,7 +21,7 @@ from .model import StackFrame
 __all__ = ["is_own", "normal_frame", "normal_frames"]
 
 _INSTALLED = re.compile(
-    r".*[/\\](?:site-packages|dist-packages|lib/python3(?:\.\d+)?t?)[/\\]"
+    r"\A.*[/\\](?:site-packages|dist-packages|lib/python3(?:\.\d+)?t?)[/\\]"
 )
 _LIBRARY_VERSION = re.compile(r"(?:-[\d.]+)?\.so(?:\.[\d.]+)?$")
 _TAGS = re.compile(

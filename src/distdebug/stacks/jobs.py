@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from ..findings import Finding
 from .model import ProcessStacks
 
 
-__all__ = ["split_jobs"]
+__all__ = ["is_same_job", "members_of_job", "split_jobs"]
 
 _MOST_ANCESTORS = 16
 
@@ -59,6 +60,49 @@ def split_jobs(
         del split[""]
         split.update(_by_parent(nameless))
     return split
+
+
+def members_of_job(
+    finding: Finding, processes: Iterable[ProcessStacks]
+) -> tuple[ProcessStacks, ...]:
+    """
+    Which processes belong to the job that a finding is about?
+
+    Args:
+        finding: Any finding.  The files that it quotes tell.
+
+        processes: The processes of any number of jobs.
+
+    Returns:
+        Those of its job; all of them if it quotes none.
+    """
+    known = tuple(processes)
+    quoted = {evidence.source for evidence in finding.evidence}
+    jobs = [
+        members
+        for members in split_jobs(known).values()
+        if any(p.source in quoted for p in members)
+    ]
+    return tuple(p for members in jobs for p in members) or known
+
+
+def is_same_job(
+    one: Finding, other: Finding, processes: Iterable[ProcessStacks]
+) -> bool:
+    """
+    Whether two findings may be about the same job.
+
+    Args:
+        one: A finding.
+
+        other: Another one.
+
+        processes: The processes of any number of jobs.
+    """
+    known = tuple(processes)
+    own = {p.source for p in members_of_job(one, known)}
+    others = {p.source for p in members_of_job(other, known)}
+    return not known or not own.isdisjoint(others)
 
 
 def _stranger(process: ProcessStacks) -> str:

@@ -190,13 +190,30 @@ class Looker:
             self._thread(t, process)
             for _, t in zip(range(_MOST_THREADS), threads, strict=False)
         ]
-        # Whoever is called a monitor, and waits for its turn, is one.
+        is_locked = bool(lock_waits([said]))
         return [
             s
             for s in found
-            if has_say(s)
-            and not (self.matcher.is_named_so(s.thread) and waits_for_work(s))
+            if has_say(s) and not self._is_monitor(s, is_locked=is_locked)
         ]
+
+    def _is_monitor(self, said: Said, *, is_locked: bool) -> bool:
+        """
+        Whether a thread is called a monitor, and waits for its turn as one.
+
+        Who waits in no loop has no turns: it may hold the lock that is wanted.
+        """
+        if not (
+            self.matcher.is_named_so(said.thread) and waits_for_work(said)
+        ):
+            return False
+
+        place = where(user_frame(said.thread.frames))
+        return (
+            not is_locked
+            or place is None
+            or self._is_in_loop(place.file, place.line) is not False
+        )
 
     def _thread(self, thread: ThreadStack, process: ProcessStacks) -> Said:
         outside = outside_of(thread, process)

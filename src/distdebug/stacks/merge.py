@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 import attrs
 
+from .._showing import Block, Shown, Tree
 from ..ranks import fold_ranks
 from .background import is_background
 from .frames import is_own, normal_frames
@@ -56,7 +57,7 @@ class StackClass:
 
 
 @attrs.frozen(kw_only=True)
-class StackTree:
+class StackTree(Shown):
     """
     The stacks of many processes as one tree, in columns.
 
@@ -244,10 +245,10 @@ class StackTree:
             ],
         }
 
-    def __str__(self) -> str:
-        from .draw import draw_tree
+    def _blocks_(self) -> Iterable[Block]:
+        from .draw import branches
 
-        return draw_tree(self)
+        yield Tree(branches(self))
 
 
 def _names(known: Iterable[ProcessStacks]) -> str:

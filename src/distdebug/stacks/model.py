@@ -4,7 +4,14 @@ What is the stack of a process, whichever tool took it?
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import attrs
+
+from .._showing import Block, Branch, Shown, Tree
+from .._text import clean
+from ..findings.plain import as_plain
 
 
 __all__ = [
@@ -15,6 +22,10 @@ __all__ = [
     "ThreadActivity",
     "ThreadStack",
 ]
+
+
+# Of a line of a stack, in a text for people.
+_MOST_SHOWN = 96
 
 
 @attrs.frozen
@@ -169,7 +180,7 @@ class GpuKernel:
 
 
 @attrs.frozen(kw_only=True)
-class ProcessStacks:
+class ProcessStacks(Shown):
     """
     All threads of one process at one moment.
 
@@ -232,3 +243,43 @@ class ProcessStacks:
         """
         marked = (t for t in self.threads if t.is_main)
         return next(marked, next(iter(self.threads), None))
+
+    def to_dict(self) -> dict[str, Any]:
+        """
+        Plain data, for JSON.
+        """
+        return as_plain(self)
+
+    def to_records(self) -> list[dict[str, Any]]:
+        """
+        One plain dictionary per thread.
+        """
+        whose = {"rank": self.rank, "pid": self.pid, "host": self.host}
+        return [
+            {
+                **whose,
+                "thread": thread.name,
+                "is_main": thread.is_main,
+                "state": thread.state,
+                "at": str(next(iter(thread.frames or thread.native), "")),
+            }
+            for thread in self.threads
+        ]
+
+    def _blocks_(self) -> Iterator[Block]:
+        who = "" if self.rank is None else f"rank {self.rank}, "
+        where = f" on {clean(self.host)}" if self.host else ""
+        yield f"{who}process {self.pid}{where}: {len(self.threads)} threads"
+        yield Tree(
+            [
+                Branch(
+                    0,
+                    clean(f"thread {thread.name or thread.thread_id or '-'}"),
+                    [
+                        clean(str(frame), limit=_MOST_SHOWN)
+                        for frame in reversed(thread.frames or thread.native)
+                    ],
+                )
+                for thread in self.threads
+            ]
+        )

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import attrs
 
+from .._files import is_folder
 from ..findings import Missing
 from .files import is_captured, read_text, stack_files_in
 from .formats.calls import MOST_FRAMES
@@ -94,7 +95,7 @@ def read_stack_files(
         text = os.fspath(source)
         if isinstance(source, str) and _is_text(text):
             _read("", text, found, missing)
-        elif (path := Path(text)).is_dir():
+        elif is_folder(path := Path(text)):
             _read_folder(path, found, missing)
         else:
             _read_file(path, found, missing)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, partial
@@ -19,8 +18,8 @@ from typing import Any, get_args
 
 import attrs
 
-from .._files import read_ordinary
 from .._patterns import check_pattern
+from .._toml import read_toml
 from ..errors import RulesError
 from ..findings import Cause, Confidence
 
@@ -34,7 +33,6 @@ __all__ = [
     "read_rules",
 ]
 
-_MOST_BYTES = 1 << 20
 _EVERYWHERE = 1_000_000
 _MOST_WAKES = 1e9
 
@@ -233,8 +231,8 @@ def load_rules(path: str | os.PathLike[str]) -> RuleBook:
 def _load(path: str | os.PathLike[str], *, is_ours: bool) -> RuleBook:
     name = os.fspath(path)
     try:
-        table = tomllib.loads(read_ordinary(path, _MOST_BYTES).decode())
-    except (OSError, ValueError, RecursionError) as exc:
+        table = read_toml(path)
+    except (OSError, ValueError) as exc:
         raise RulesError(str(exc), name) from None
 
     return _book(table, name, is_ours=is_ours)
@@ -293,7 +291,7 @@ def _book(table: Mapping[str, Any], name: str, *, is_ours: bool) -> RuleBook:
     causes = table.get("cause", {})
     try:
         texts = {Cause(key): _texts(value) for key, value in causes.items()}
-    except (ValueError, TypeError, AttributeError) as exc:
+    except (*(AttributeError, RecursionError, TypeError, ValueError),) as exc:
         msg = f"[cause]: {exc}"
         raise RulesError(msg, name) from None
 
@@ -320,7 +318,7 @@ def _items(
     for number, table in enumerate(tables, start=1):
         try:
             yield kind(**_checked(kind, table, is_ours=is_ours))
-        except (TypeError, ValueError) as exc:
+        except (TypeError, ValueError, RecursionError) as exc:
             msg = f"{what} {number}: {exc}"
             raise RulesError(msg, name) from None
 

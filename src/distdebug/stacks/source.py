@@ -13,6 +13,7 @@ import re
 import threading
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -105,8 +106,9 @@ class SourceLines:
             name="distdebug source",
             daemon=True,
         )
-        reader.start()
-        reader.join(self._patience_s)
+        with suppress(RuntimeError):  # no more threads can be had
+            reader.start()
+            reader.join(self._patience_s)
         self._gave_up = not found
         return found[0] if found else []
 

@@ -154,7 +154,7 @@ def _short(number: float) -> str:
 def _seconds(text: str) -> float | None:
     total = 0.0
     for part in text.split(":"):
-        if not part.isdigit():
+        if not part.isdecimal():
             return None
         total = total * 60 + int(part)
     return total

@@ -8,7 +8,6 @@ file; users can add files of their own.
 from __future__ import annotations
 
 import os
-import tomllib
 
 from collections.abc import Iterable, Mapping
 from functools import cache, partial
@@ -17,15 +16,14 @@ from typing import Any
 
 import attrs
 
-from .._files import read_ordinary
 from .._patterns import check_pattern
+from .._toml import read_toml
 from ..errors import RulesError
 from .book import Book, Ending, Failure, Phase
 
 
 __all__ = ["load_book", "read_books"]
 
-_MOST_BYTES = 1 << 20
 _MOST_SECONDS = 1e9
 _BOOKS = Path(__file__).with_name("books")
 
@@ -54,8 +52,8 @@ def load_book(path: str | os.PathLike[str]) -> Book:
 def _load(path: str | os.PathLike[str], *, is_ours: bool) -> Book:
     name = os.fspath(path)
     try:
-        table = tomllib.loads(read_ordinary(path, _MOST_BYTES).decode())
-    except (OSError, ValueError, RecursionError) as exc:
+        table = read_toml(path)
+    except (OSError, ValueError) as exc:
         raise RulesError(str(exc), name) from None
 
     parts = {"framework", "phase", "failure", "ending"}
@@ -72,7 +70,7 @@ def _load(path: str | os.PathLike[str], *, is_ours: bool) -> Book:
     try:
         checked = _checked(Book, framework, is_ours=is_ours, leave=set(made))
         return Book(**checked, **made)
-    except (TypeError, ValueError) as exc:
+    except (TypeError, ValueError, RecursionError) as exc:
         msg = f"[framework]: {exc}"
         raise RulesError(msg, name) from None
 
@@ -119,7 +117,7 @@ def _items(
     for number, table in enumerate(tables, start=1):
         try:
             yield kind(**_checked(kind, table, is_ours=is_ours))
-        except (TypeError, ValueError) as exc:
+        except (TypeError, ValueError, RecursionError) as exc:
             msg = f"{word} {number}: {exc}"
             raise RulesError(msg, path) from None
 

@@ -197,7 +197,9 @@ def _took(report: PhaseReport, state: PhaseState) -> float | None:
     """
     For how long it goes on, by the clock of the log.
     """
-    told = [float(x) for x in [state.facts.get("elapsed", "")] if x.isdigit()]
+    told = [
+        float(x) for x in [state.facts.get("elapsed", "")] if x.isdecimal()
+    ]
     last = report.last_time
     if state.begun_at is not None and last is not None:
         told.append(last - state.begun_at + (report.silent_s or 0.0))

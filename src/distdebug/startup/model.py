@@ -4,12 +4,13 @@ How far is a job with its start-up, and is that normal?
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import attrs
 
 from .._lines import LogLine
+from .._showing import Block, Shown
 from ..findings import Finding, Missing
 from .bars import Progress
 from .book import How
@@ -115,7 +116,7 @@ class Harmless:
 
 
 @attrs.frozen(kw_only=True)
-class PhaseReport:
+class PhaseReport(Shown):
     """
     In which phase of its start-up a job is, and whether that takes too long.
 
@@ -281,7 +282,7 @@ class PhaseReport:
             for phase in self.phases
         ]
 
-    def __str__(self) -> str:
-        from .text import report_text
+    def _blocks_(self) -> Iterable[Block]:
+        from .text import report_blocks
 
-        return report_text(self)
+        return report_blocks(self)

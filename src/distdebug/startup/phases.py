@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import re
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from .._lines import LogLine
 from .attempts import note_restart, note_step
 from .bars import Progress, parse_number
-from .book import Book
+from .book import Book, Phase
 from .parts import go_on, is_inside, track_of
 from .rulebook import Rule
 from .series import series_of
@@ -19,10 +20,27 @@ from .story import Story
 from .tracks import Track
 
 
-__all__ = ["note_bar", "note_phase"]
+__all__ = ["BarPhase", "note_bar", "note_phase", "phases_of_bar"]
 
 _COUNTED = frozenset({"done", "total", "next", "part", "of"})
 _HARDLY_BEGUN = 10.0
+
+
+class BarPhase(NamedTuple):
+    """
+    A phase that a bar belongs to.
+
+    Attributes:
+        phase: The phase.
+
+        main: The pattern that says so, if it tells how far the phase is.
+
+        side: The pattern that says so, if it only tells that it goes on.
+    """
+
+    phase: Phase
+    main: str | None
+    side: str | None
 
 
 def note_phase(
@@ -94,9 +112,31 @@ def _count(
         track.add_step(step, time if "done" in groups else None)
 
 
+def phases_of_bar(book: Book, name: str) -> tuple[BarPhase, ...]:
+    """
+    Which phases of this book does a bar of this name belong to?
+
+    Args:
+        book: The book.
+
+        name: The name of the bar, without what a logger wrote before it.
+
+    Returns:
+        Each with the pattern of a main bar, and of a side bar, that fits.
+    """
+    found = (
+        BarPhase(
+            phase, _first(phase.bars, name), _first(phase.side_bars, name)
+        )
+        for phase in book.phases
+    )
+    return tuple(x for x in found if x.main or x.side)
+
+
 def note_bar(  # noqa: PLR0913, PLR0917 all that is known of a bar
     story: Story,
     book: Book,
+    phases: Iterable[BarPhase],
     name: str,
     bar: Progress,
     line: LogLine,
@@ -110,6 +150,8 @@ def note_bar(  # noqa: PLR0913, PLR0917 all that is known of a bar
 
         book: The book.
 
+        phases: What :func:`phases_of_bar` says of it.
+
         name: The name of the bar, without what a logger wrote before it.
 
         bar: How far it is.
@@ -118,11 +160,7 @@ def note_bar(  # noqa: PLR0913, PLR0917 all that is known of a bar
 
         time: When it was printed.
     """
-    for phase in book.phases:
-        main = _first(phase.bars, name)
-        side = _first(phase.side_bars, name)
-        if not (main or side):
-            continue
+    for phase, main, side in phases:
         if not is_inside(story, book, phase):
             continue
         is_early = not (phase.trains or phase.part_of)

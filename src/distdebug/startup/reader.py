@@ -10,12 +10,13 @@ from .._lines import LogLine, parse_line
 from .attempts import note_ending, note_start
 from .bars import BAR_LITERALS, parse_bars
 from .blocks import Block
+from .book import Book
 from .carriers import without_carrier
 from .clock import Clock
 from .complaints import note_failure, note_more
 from .literals import literals_of
 from .message import begins_message
-from .phases import note_bar, note_phase
+from .phases import BarPhase, note_bar, note_phase, phases_of_bar
 from .rulebook import TRACEBACK, Rule, RuleBook
 from .series import plain_name
 from .story import Story
@@ -32,6 +33,7 @@ _MAGIC = (":actor_name:", ":task_name:")
 _ACTORS = frozenset({"actor", "shared_actor"})
 _LONGEST = 1 << 16
 _TABLE_LINES = 40
+_MOST_BARS = 1000
 
 
 class Reader:
@@ -48,6 +50,8 @@ class Reader:
         # Of the line in the file, of which a bar may write many states.
         self.whole: tuple[int, str] = (0, "")
         self.seen: set[str] = set()
+        # Phases by the name of a bar.
+        self.bars: dict[str, list[tuple[Book, tuple[BarPhase, ...]]]] = {}
         self.table_until = 0
         self.traceback = Tracebacks()
 
@@ -113,8 +117,19 @@ class Reader:
         for bar in parse_bars(line.text):
             name = plain_name(bar.name)
             time = self.clock.of_bar(line, name, bar)
-            for book in self.rules.books:
-                note_bar(self.story, book, name, bar, line, time)
+            for book, phases in self._phases_of(name):
+                note_bar(self.story, book, phases, name, bar, line, time)
+
+    def _phases_of(self, name: str) -> list[tuple[Book, tuple[BarPhase, ...]]]:
+        """
+        The phases of each book that a bar belongs to, which writes many states.
+        """
+        if name not in self.bars:
+            if len(self.bars) >= _MOST_BARS:
+                self.bars.clear()
+            found = [(x, phases_of_bar(x, name)) for x in self.rules.books]
+            self.bars[name] = [(x, phases) for x, phases in found if phases]
+        return self.bars[name]
 
     def _rules(self, line: LogLine, there: list[str]) -> None:
         tried: set[int] = set()

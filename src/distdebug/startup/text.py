@@ -1,19 +1,23 @@
 """
-How is a report about phases shown?
+What is there to show of phases?
 """
 
 from __future__ import annotations
 
-from .._text import clean, text_table, time_text
+from collections.abc import Iterator
+
+from .._showing import Block, Entries, Entry, Lines, Table
+from .._text import clean, time_text
+from ..findings import Finding
 from .model import PhaseReport, PhaseState
 
 
-__all__ = ["report_text"]
+__all__ = ["report_blocks"]
 
 
-def report_text(report: PhaseReport) -> str:
+def report_blocks(report: PhaseReport) -> Iterator[Block]:
     """
-    Show a report.
+    What is there to show of phases?
 
     Args:
         report: The report.
@@ -21,18 +25,21 @@ def report_text(report: PhaseReport) -> str:
     Returns:
         The verdict, the phases, and what is wrong.
     """
-    lines = [report.verdict]
+    yield Entries([Entry(report.verdict)])
     rows = [_row(phase) for phase in report.phases]
     if rows:
-        lines += ["", text_table(("phase", "state", "progress", "took"), rows)]
-    for finding in report.findings:
-        lines += ["", f"{finding.cause}: {clean(finding.summary, limit=500)}"]
-        if finding.remedy:
-            lines.append(f"  try: {clean(finding.remedy, limit=500)}")
-    lines += [f"harmless: {clean(one.summary)}" for one in report.harmless]
+        yield Table(("phase", "state", "progress", "took"), rows, len(rows))
+    told = [_entry(finding) for finding in report.findings]
+    yield Entries(told, len(told))
+    harmless = [f"harmless: {clean(x.summary)}" for x in report.harmless]
+    yield Lines(harmless, len(harmless))
     if report.last_line:
-        lines += ["", f"last line: {clean(report.last_line.text)}"]
-    return "\n".join(lines)
+        yield f"last line: {clean(report.last_line.text)}"
+
+
+def _entry(finding: Finding) -> Entry:
+    facts = [("try", finding.remedy)] if finding.remedy else []
+    return Entry(f"{finding.cause}: {finding.summary}", facts)
 
 
 def _row(phase: PhaseState) -> tuple[str, str, str, str]:

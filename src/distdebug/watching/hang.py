@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import socket
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import attrs
 
+from .._showing import Block, Lines, Shown
 from .._text import clean
 from ..findings import Cause
 
@@ -75,7 +76,7 @@ class NotYet(NamedTuple):
 
 
 @attrs.frozen(kw_only=True)
-class Hang:
+class Hang(Shown):
     """
     What was found out about a job that makes no progress.
 
@@ -129,7 +130,7 @@ class Hang:
             "diagnosis": dict(self.data),
         }
 
-    def __str__(self) -> str:
+    def _blocks_(self) -> Iterable[Block]:
         verdict = self.data["verdict"]
         sure = verdict.get("confidence")
         lines = [
@@ -139,7 +140,7 @@ class Hang:
         if verdict.get("remedy"):
             lines.append(f"  next: {clean(verdict['remedy'], limit=1000)}")
         where = clean(str(self.folder / "REPORT.txt"), limit=1000)
-        return "\n".join([*lines, f"  see {where}"])
+        yield Lines([*lines, f"  see {where}"])
 
 
 Hook = Callable[[Hang], object]

@@ -223,8 +223,13 @@ class Watch:
         self._thread = threading.Thread(
             target=_run, args=(run,), name="distdebug watch", daemon=True
         )
-        atexit.register(self.close)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # no more threads can be had
+            say(logging.WARNING, "nobody watches this rank", error=error)
+            self._thread = None
+        else:
+            atexit.register(self.close)
 
     @property
     def hangs(self) -> tuple[Hang, ...]:

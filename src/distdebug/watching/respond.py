@@ -43,6 +43,7 @@ from ..diagnosis.wanted import Wanted
 from ..errors import CaptureError, NodeBusyError
 from ..findings import Diagnosis, Finding, Missing
 from ..processes.model import Worker
+from ..report.leaving import leave_report
 from .hang import Hang, HangReason
 from .log import say
 from .suspects import find_crew, has_others, is_fine, look_at, run_of
@@ -295,7 +296,9 @@ def _explain(
         read_parts(bundle, known=known), version=version(), created=created
     )
     findings = own.findings if own else ()
-    return explain_bundle(bundle, manifest, findings=findings)
+    snapshot = explain_bundle(bundle, manifest, findings=findings)
+    leave_report(snapshot.diagnosis, bundle)
+    return snapshot
 
 
 def _unkept(

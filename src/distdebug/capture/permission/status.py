@@ -28,6 +28,9 @@ __all__ = [
     "status_of_state",
 ]
 
+# Tools tell what is wrong at once, or last.
+_MOST_SAID = 1 << 14
+
 _INSTALL = {
     "py-spy": "pip install py-spy",
     "pystack": "pip install pystack",
@@ -146,6 +149,7 @@ def explain_failure(
     Returns:
         The reason, in the words of the tool, and what to do.
     """
+    text = _ends_of(text)
     detail = _gist(text)
     status, remedy = (
         _of_tool(tool, exit_status, text)
@@ -264,6 +268,15 @@ def _runs_python(pid: int) -> bool:
         return True
     maps = read_proc(f"/proc/{pid}/maps", limit=1 << 24) or b""
     return b"/libpython" in maps
+
+
+def _ends_of(text: str) -> str:
+    """
+    The beginning and the end of what a tool that did not stop said.
+    """
+    if len(text) <= 2 * _MOST_SAID:
+        return text
+    return f"{text[:_MOST_SAID]}\n{text[-_MOST_SAID:]}"
 
 
 def _gist(text: str) -> str:

@@ -202,7 +202,9 @@ def _kernel(data: Mapping[str, Any]) -> GpuKernel:
 
 
 def _word(value: Any) -> str:
-    return str(value or "")[:MOST_NAME]
+    # JSON may hold halves of characters, which nobody can write again.
+    text = str(value or "")[:MOST_NAME]
+    return text.encode(errors="replace").decode()
 
 
 def _optional(value: Any) -> int | None:
