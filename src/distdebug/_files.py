@@ -8,6 +8,8 @@ library.
 from __future__ import annotations
 
 import contextlib
+import errno
+import glob
 import itertools
 import os
 import stat
@@ -16,12 +18,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from .errors import OutputError
+
 
 __all__ = [
+    "is_file",
+    "is_folder",
+    "is_there",
+    "matching",
     "numbered",
     "open_ordinary",
+    "open_whole",
+    "output_to",
     "read_ordinary",
     "replace_link",
+    "resolved",
     "scratch_file",
     "write_whole",
 ]
@@ -49,12 +60,13 @@ def open_ordinary(path: str | os.PathLike[str], complaint: str) -> IO[bytes]:
 
         ValueError: It is no ordinary file.
     """
-    file = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 pathlib knows no opener
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
-        raise ValueError(complaint)
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(open(path, "rb", opener=_open_at_once))
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise ValueError(complaint)
 
-    return file
+        stack.pop_all()
+        return file
 
 
 def read_ordinary(path: str | os.PathLike[str], most: int) -> bytes:
@@ -87,6 +99,101 @@ def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
+# Up to Python 3.13 pathlib raises in these questions where a folder may not be
+# entered or the server of the files is gone.
+
+
+def is_file(path: str | os.PathLike[str]) -> bool:
+    """
+    Is a file there, as far as can be seen?
+
+    Args:
+        path: Where.
+
+    Returns:
+        Whether it is, or a link to one.
+    """
+    return os.path.isfile(path)  # noqa: PTH113 see above
+
+
+def is_folder(path: str | os.PathLike[str]) -> bool:
+    """
+    Is a folder there, as far as can be seen?
+
+    Args:
+        path: Where.
+
+    Returns:
+        Whether it is, or a link to one.
+    """
+    return os.path.isdir(path)  # noqa: PTH112 see above
+
+
+def is_there(path: str | os.PathLike[str]) -> bool:
+    """
+    Is anything there, as far as can be seen?
+
+    Args:
+        path: Where.
+
+    Returns:
+        Whether it is; a link to nothing is not.
+    """
+    return os.path.exists(path)  # noqa: PTH110 see above
+
+
+def resolved(path: Path) -> Path:
+    """
+    Where is a file in truth, as far as can be seen?
+
+    Args:
+        path: Its path, of which parts may be links.
+
+    Returns:
+        Its path without links, or at least from the root.
+    """
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):  # links that lead to each other
+        return path.absolute()
+
+
+def matching(folder: str | os.PathLike[str], pattern: str) -> list[Path]:
+    """
+    What in a folder matches a pattern, as far as can be seen?
+
+    Args:
+        folder: The folder.
+
+        pattern: As for :mod:`glob`, seen from it.
+
+    Returns:
+        The paths, sorted.
+    """
+    names = glob.glob(pattern, root_dir=folder, include_hidden=True)  # noqa: PTH207 see above
+    return sorted(Path(folder, name) for name in names)
+
+
+@contextlib.contextmanager
+def output_to(path: str | os.PathLike[str]) -> Iterator[None]:
+    """
+    Tell by one error of ours that results cannot be put somewhere.
+
+    Args:
+        path: Where they go.
+
+    Raises:
+        OutputError: Something in the block said that it cannot be written.
+    """
+    try:
+        yield
+    except OSError as exc:
+        msg = f"cannot write to {path}: {exc.strerror or exc}"
+        raise OutputError(
+            msg, remedy="name another folder, which is yours and has room"
+        ) from exc
+
+
 def numbered(path: Path) -> Iterator[Path]:
     """
     What to call something if others of its name are there already?
@@ -117,9 +224,28 @@ def write_whole(path: Path, data: bytes) -> None:
     Raises:
         OSError: It cannot be written; nothing is left behind.
     """
+    with open_whole(path) as file:
+        file.write(data)
+
+
+@contextlib.contextmanager
+def open_whole(path: Path) -> Iterator[IO[bytes]]:
+    """
+    Open a file to be written bit by bit; it appears when all of it is there.
+
+    Args:
+        path: The file.
+
+    Yields:
+        What takes its content.
+
+    Raises:
+        OSError: It cannot be written; nothing is left behind.
+    """
     with _renamed(path) as temporary:
         temporary.touch(0o600, exist_ok=False)
-        temporary.write_bytes(data)
+        with temporary.open("wb") as file:
+            yield file
 
 
 def scratch_file() -> IO[bytes]:
@@ -165,8 +291,9 @@ def replace_link(path: Path, target: str) -> None:
 
 @contextlib.contextmanager
 def _renamed(path: Path) -> Iterator[Path]:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)
+    _refuse_special(path)
+    # Processes of several containers may have the same number.
+    temporary = path.parent / f".{os.urandom(6).hex()}.tmp"
     try:
         yield temporary
         temporary.replace(path)
@@ -174,3 +301,17 @@ def _renamed(path: Path) -> Iterator[Path]:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+
+
+def _refuse_special(path: Path) -> None:
+    """
+    A device such as /dev/null would be replaced, and be gone for everybody.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            reason = os.strerror(errno.EISDIR)
+            raise IsADirectoryError(errno.EISDIR, reason, str(path))
+        if not stat.S_ISREG(mode):
+            reason = "it is no ordinary file, and stays as it is"
+            raise FileExistsError(errno.EEXIST, reason, str(path))

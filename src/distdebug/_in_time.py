@@ -14,6 +14,7 @@ import time
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from typing import TypeVar
 
 
@@ -36,7 +37,7 @@ def in_time(call: Callable[[], Answer], seconds: float) -> Answer:
         What it returned.
 
     Raises:
-        TimeoutError: It did not return in time.
+        TimeoutError: It did not return in time, or no thread can be had.
 
         Exception: Whatever it raised.
     """
@@ -48,7 +49,10 @@ def in_time(call: Callable[[], Answer], seconds: float) -> Answer:
         except BaseException as error:  # noqa: BLE001 it is raised again
             future.set_exception(error)
 
-    threading.Thread(target=work, name="distdebug", daemon=True).start()
+    if not _started(work):
+        msg = "no thread can be had"
+        raise TimeoutError(msg)
+
     return future.result(seconds)
 
 
@@ -74,7 +78,8 @@ def answers_in_time(
 
     Yields:
         Who was asked, and the answer, as they come.  Those whose answer comes
-        too late, or for whom *ask* raises an exception, are left out.
+        too late, or for whom *ask* raises an exception, are left out; so are
+        all if no thread can be had.
     """
     todo: queue.SimpleQueue[Item] = queue.SimpleQueue()
     done: queue.SimpleQueue[tuple[Item, list[Answer]]] = queue.SimpleQueue()
@@ -82,11 +87,11 @@ def answers_in_time(
     for item in items:
         todo.put(item)
         count += 1
-    work = (ask, todo, done, deadline)
-    for _ in range(min(threads, count)):
-        threading.Thread(target=_work, args=work, daemon=True).start()
+    work = partial(_work, ask, todo, done, deadline)
+    # As many as can be had.
+    is_asked = [_started(work) for _ in range(min(threads, count))]
 
-    for _ in range(count):
+    for _ in range(count if any(is_asked) else 0):
         left = max(deadline - time.monotonic(), 0.0)
         try:
             item, answers = done.get(timeout=left)
@@ -94,6 +99,15 @@ def answers_in_time(
             return
         for answer in answers:
             yield item, answer
+
+
+def _started(work: Callable[[], object]) -> bool:
+    try:
+        threading.Thread(target=work, name="distdebug", daemon=True).start()
+    except RuntimeError:  # the node, or the process, may have no more
+        return False
+
+    return True
 
 
 def _work(

@@ -14,6 +14,7 @@ Exceptions that *distdebug* raises on purpose.
     │   ├── TooLateError
     │   └── NotRecordingError
     ├── BundleError (ValueError)
+    ├── OutputError (OSError)
     ├── CaptureError
     │   └── NodeBusyError
     ├── NodesError (RuntimeError)
@@ -50,6 +51,7 @@ __all__ = [
     "NodesError",
     "NotRecordingError",
     "NsightError",
+    "OutputError",
     "PatternError",
     "RankSyntaxError",
     "RecorderError",
@@ -100,7 +102,8 @@ class RankSyntaxError(DistdebugError, ValueError):
 
     def __init__(self, message: str, text: str, position: int) -> None:
         super().__init__(
-            f"{message} at position {position} of {text!r}",
+            f"{message[:200]} at position {position} of "
+            f"{_around(text, position)!r}",
             remedy="write ranks(3), ranks(1,3,5), ranks(1:10:2), "
             "or ranks(pp=2, dp=(1,3), tp=2:8)",
         )
@@ -111,6 +114,19 @@ class RankSyntaxError(DistdebugError, ValueError):
     # Exceptions are rebuilt from ``args``, which do not match ``__init__``.
     def __reduce__(self) -> tuple[type[RankSyntaxError], tuple[str, str, int]]:
         return type(self), (self.message, self.text, self.position)
+
+
+def _around(text: str, position: int) -> str:
+    """
+    What fits into a message of a text that may be of any length.
+    """
+    if len(text) <= 120:
+        return text
+
+    start = max(position - 60, 0)
+    part = text[start : position + 40]
+    end = "…" if position + 40 < len(text) else ""
+    return f"{'…' if start else ''}{part}{end}"
 
 
 class MeshError(DistdebugError, ValueError):
@@ -164,6 +180,12 @@ class NotRecordingError(RecorderError):
 class BundleError(DistdebugError, ValueError):
     """
     A folder is not a snapshot, or one that was never finished.
+    """
+
+
+class OutputError(DistdebugError, OSError):
+    """
+    Results cannot be put where they were to go.
     """
 
 

@@ -17,6 +17,7 @@ from itertools import groupby
 import attrs
 
 from ._rank_syntax import read_option, read_ranges, read_selection
+from ._text import clean
 from .errors import MeshError, RankSyntaxError
 
 
@@ -32,6 +33,8 @@ __all__ = [
 
 # More ranks than any job has; a range from outside must not fill the memory.
 _MOST_RANKS = 1 << 24
+
+_BLANKS = dict.fromkeys(map(ord, "\t\r\n"), " ")
 
 
 def _pairs(
@@ -83,7 +86,9 @@ class Mesh(Mapping[str, int]):
         return f"Mesh({dict(self._sizes)!r})"
 
     def __str__(self) -> str:
-        return ", ".join(f"{name}={size}" for name, size in self._sizes)
+        # Side-cars name dimensions, too, and those may come from anywhere.
+        names = (f"{clean(name)}={size}" for name, size in self._sizes)
+        return ", ".join(names)
 
     @property
     def world_size(self) -> int:
@@ -164,7 +169,8 @@ class RankSelection:
     text: str = attrs.field(default="", eq=False)
 
     def __str__(self) -> str:
-        return self.text
+        # Line breaks are blanks, as they are to who reads it again.
+        return self.text.translate(_BLANKS)
 
     def resolve(
         self, mesh: Mapping[str, int] | None, world_size: int

@@ -4,9 +4,10 @@ How does a file appear whole or not at all?
 
 import errno
 import os
+import resource
 import tempfile
 
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -42,74 +43,78 @@ class TestScratch:
         with scratch_file() as file:
             assert 3 == file.write(b"abc")
 
-    def test_full_disk(self, monkeypatch):
+    def test_no_more_room(self, tmp_path):
         """
-        A file on a full disk is not used.
-        """
-        full = []
-
-        def last():
-            full.append(os.fdopen(os.open("/dev/full", os.O_RDWR), "r+b", 0))
-            return full[0]
-
-        monkeypatch.setattr(tempfile, "TemporaryFile", last)
-
-        with scratch_file() as file:
-            assert 3 == file.write(b"abc")
-
-        assert full[0].closed
-
-
-class TestWriteWhole:
-    def test_replaces(self, tmp_path):
-        """
-        A file is replaced, and nothing but the file is left.
+        Where no more can be written the earlier file stays, and nothing else.
         """
         write_whole(tmp_path / "f", b"one")
-        write_whole(tmp_path / "f", b"two")
+        _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, most))
 
-        assert b"two" == (tmp_path / "f").read_bytes()
-        assert [tmp_path / "f"] == list(tmp_path.iterdir())
-        assert 0o600 == (tmp_path / "f").stat().st_mode & 0o777
-
-    def test_fails(self, tmp_path):
-        """
-        What cannot be put in place leaves nothing behind.
-        """
-        (tmp_path / "d").mkdir()
-
-        with pytest.raises(IsADirectoryError):
-            write_whole(tmp_path / "d", b"x")
-
-        assert [tmp_path / "d"] == list(tmp_path.iterdir())
-
-    def test_full_disk(self, tmp_path, monkeypatch):
-        """
-        On a full disk the earlier file stays, and nothing is left behind.
-        """
-
-        def refuse(*_):
-            raise OSError(errno.ENOSPC, "full")
-
-        write_whole(tmp_path / "f", b"one")
-        monkeypatch.setattr(Path, "write_bytes", refuse)
-
-        with pytest.raises(OSError, match="full"):
-            write_whole(tmp_path / "f", b"two")
+        try:
+            with pytest.raises(OSError, match=os.strerror(errno.EFBIG)):
+                write_whole(tmp_path / "f", bytes(200_000))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
 
         assert b"one" == (tmp_path / "f").read_bytes()
         assert [tmp_path / "f"] == list(tmp_path.iterdir())
 
-    def test_link_in_the_way(self, tmp_path):
+    def test_link_in_the_way(self, tmp_path, monkeypatch):
         """
         A link where the temporary file goes is not followed.
         """
+        monkeypatch.setattr(os, "urandom", bytes)
         (tmp_path / "precious").write_text("keep")
-        (tmp_path / f".f.{os.getpid()}.tmp").symlink_to(tmp_path / "precious")
+        (tmp_path / f".{'00' * 6}.tmp").symlink_to(tmp_path / "precious")
 
-        write_whole(tmp_path / "f", b"x")
+        with pytest.raises(FileExistsError):
+            write_whole(tmp_path / "f", b"x")
 
         assert "keep" == (tmp_path / "precious").read_text()
+
+    def test_link(self, tmp_path):
+        """
+        A link is replaced; what it leads to stays as it is.
+        """
+        (tmp_path / "old").write_text("keep")
+        (tmp_path / "f").symlink_to(tmp_path / "old")
+
+        write_whole(tmp_path / "f", b"new")
+
+        assert "keep" == (tmp_path / "old").read_text()
+        assert not (tmp_path / "f").is_symlink()
+
+    @pytest.mark.parametrize("is_linked", [False, True])
+    def test_no_ordinary_file(self, tmp_path, is_linked):
+        """
+        What is no ordinary file, such as a device, is never replaced.
+        """
+        pipe = tmp_path / "pipe"
+        os.mkfifo(pipe)
+        path = tmp_path / "link" if is_linked else pipe
+        if is_linked:
+            path.symlink_to(pipe)
+
+        with pytest.raises(FileExistsError, match="no ordinary file"):
+            write_whole(path, b"x")
+
+        assert pipe.is_fifo()
+        assert is_linked == path.is_symlink()
+
+    def test_side_by_side(self, tmp_path):
+        """
+        Of several who write at once, each writes all or nothing.
+        """
+        path = tmp_path / "f"
+        texts = [bytes([65 + i]) * 100_000 for i in range(4)]
+
+        with ThreadPoolExecutor(4) as pool:
+            for _ in range(10):
+                list(pool.map(write_whole, [path] * 4, texts))
+                assert path.read_bytes() in texts
+
+        assert [path] == list(tmp_path.iterdir())
 
 
 def test_replace_link(tmp_path):

@@ -39,6 +39,8 @@ _OTHERS = frozenset(
         *(".html", ".lock", ".parquet", ".arrow", ".png", ".yaml", ".yml"),
     }
 )
+# What a text in UTF-16 begins with.
+_WIDE = frozenset({b"\xff\xfe", b"\xfe\xff"})
 _MOST_DEPTH = 32
 _BLOCK = 1 << 18
 
@@ -58,9 +60,14 @@ def open_log(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     Raises:
         OSError: It cannot be opened or read.
 
-        ValueError: It is no ordinary file, or what is packed is damaged.
+        ValueError: It is no ordinary file, what is packed is damaged, or it is
+            a text of two bytes per character, in which nothing is found.
     """
     with open_ordinary(path, "not an ordinary file") as file:
+        if os.pread(file.fileno(), 2, 0) in _WIDE:
+            msg = "text in UTF-16: iconv -f UTF-16 -t UTF-8 makes it readable"
+            raise ValueError(msg)
+
         unpack = _OPENERS.get(os.path.splitext(os.fspath(path))[1])  # noqa: PTH122 str is enough
         if unpack is None:
             yield file

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from .._files import open_ordinary, write_whole
+from .._files import is_there, open_ordinary, write_whole
 from .._text import reason_of
 from ..findings import Missing
 
@@ -96,7 +96,7 @@ def _free_name(folder: Path, log: Path) -> Path:
     is_plain = log.suffix in _SUFFIXES
     stem, suffix = (log.stem, log.suffix) if is_plain else (log.name, ".log")
     path, number = folder / f"{stem}{suffix}", 1
-    while path.exists():
+    while is_there(path):
         number += 1
         path = folder / f"{stem}.{number}{suffix}"
     return path

@@ -6,6 +6,7 @@ What is in a snapshot, and what is not, and why?
     OUTPUT_DIR/
       manifest.json     who was asked, what came of it, what was left out
       REPORT.txt        the diagnosis
+      report.html       the same as a page, if jinja2 is installed
       HOST/node.json    facts about the node
       HOST/workers.json, HOST/pyspy_HOST_PID.json, ...
       HOST/flight_recorder/, HOST/logs/
@@ -14,6 +15,7 @@ What is in a snapshot, and what is not, and why?
 from __future__ import annotations
 
 import json
+import math
 import os
 
 from pathlib import Path
@@ -223,7 +225,7 @@ def _parse(data: dict[str, Any]) -> Manifest:
 
     return Manifest(
         version=_text(data["version"]),
-        created=float(data["created"]),
+        created=_finite(data["created"]),
         job=_text(data["job"]),
         nodes=tuple(map(_node, data["nodes"])),
         skipped=tuple(map(_missing, data["skipped"])),
@@ -239,7 +241,7 @@ def _node(row: dict[str, Any]) -> NodeEntry:
     return NodeEntry(
         host=_text(row["host"]),
         status=row["status"],
-        seconds=float(row["seconds"]),
+        seconds=_finite(row["seconds"]),
         files=int(row["files"]),
         reason=_text(row["reason"]),
     )
@@ -253,6 +255,15 @@ def _missing(row: dict[str, Any]) -> Missing:
         rank=None if rank is None else int(rank),
         source=None if source is None else _text(source),
     )
+
+
+def _finite(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        msg = "there is no number where one is expected"
+        raise ValueError(msg)
+
+    return number
 
 
 def _text(value: object) -> str:

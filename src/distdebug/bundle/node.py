@@ -17,7 +17,7 @@ from typing import Any
 
 import attrs
 
-from .._files import write_whole
+from .._files import is_there, write_whole
 from .._text import clean
 from ..capture.tool import find_tool
 from ..findings import Missing
@@ -97,7 +97,7 @@ def _machine(folder: Path) -> dict[str, Any]:
                 *(("bundle", str(folder)), ("tmp", "/tmp")),  # noqa: S108
                 ("shm", "/dev/shm"),  # noqa: S108 only its size
             )
-            if Path(where).exists()
+            if is_there(where)
         },
     }
 

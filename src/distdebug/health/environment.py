@@ -73,7 +73,11 @@ def check_environment(
         *judge_ranks(ranks),
         *(f for job in by_job(ranks) for f in judge_alike(job)),
         *_names(ranks, facts),
-        *judge_notes(ranks),
+        *judge_notes(
+            ranks,
+            may_use_nccl=not facts
+            or any(x.gpus != () for x in facts.values()),
+        ),
     )
     return EnvironmentHealth(
         hosts=hosts,

@@ -12,7 +12,12 @@ import attrs
 
 from .._text import list_text, size_text
 from ..findings import Cause, Evidence, Finding
-from ..processes.proc.procfs import list_numbers, parse_status, read_proc
+from ..processes.proc.procfs import (
+    list_numbers,
+    parse_status,
+    read_proc,
+    whole_number,
+)
 from .judged import Judged, as_finding, known_ranks
 
 
@@ -89,7 +94,7 @@ def _read(pid: int, proc: str) -> Limits | None:
 
 
 def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdigit() else None
+    return whole_number(text)
 
 
 def judge_limits(

@@ -4,10 +4,12 @@ What is known of a node, and what is wrong with it?
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import attrs
 
+from .._showing import Block, Lines, Shown
 from .._text import size_text
 from ..findings import Finding, Missing
 from .blocked import Blocked
@@ -23,6 +25,8 @@ from .ray_node.read import RayNode
 
 
 __all__ = ["EnvironmentHealth", "NodeFacts", "NodeHealth"]
+
+_MOST_LINES = 200
 
 
 @attrs.frozen(kw_only=True)
@@ -94,7 +98,7 @@ class NodeFacts:
 
 
 @attrs.frozen(kw_only=True)
-class NodeHealth:
+class NodeHealth(Shown):
     """
     Is a node able to work?
 
@@ -130,13 +134,15 @@ class NodeHealth:
         """
         return [f.to_dict() for f in self.findings]
 
-    def __str__(self) -> str:
+    def _blocks_(self) -> Iterable[Block]:
         lines = [f"{self.facts.host}: {_seen(self.facts)}"]
-        return "\n".join([*lines, *_lines(self.findings, self.missing)])
+        yield Lines(
+            [*lines, *_lines(self.findings, self.missing)], _MOST_LINES
+        )
 
 
 @attrs.frozen(kw_only=True)
-class EnvironmentHealth:
+class EnvironmentHealth(Shown):
     """
     Do the variables of the workers fit their nodes, and each other?
 
@@ -176,12 +182,12 @@ class EnvironmentHealth:
         """
         return [f.to_dict() for f in self.findings]
 
-    def __str__(self) -> str:
+    def _blocks_(self) -> Iterable[Block]:
         line = (
             f"{_counted(self.processes, 'environment')} of "
             f"{_counted(len(self.hosts), 'node')}"
         )
-        return "\n".join([line, *_lines(self.findings, self.missing)])
+        yield Lines([line, *_lines(self.findings, self.missing)], _MOST_LINES)
 
 
 def _counted(count: int, what: str) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import attrs
 
 from ..findings import Cause, Evidence, Finding
-from ..processes.proc.procfs import read_proc
+from ..processes.proc.procfs import read_proc, whole_number
 from .judged import Judged, as_finding
 
 
@@ -24,6 +24,7 @@ __all__ = ["Pressure", "judge_pressure", "read_pressure"]
 _LINE = re.compile(
     rb"(some|full) avg10=(\d{1,3}(?:\.\d{1,2})?) avg60=(\d{1,3}(?:\.\d{1,2})?)"
 )
+_LOAD = re.compile(rb"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 _CPU_SOME = 75.0
 _CPU_LOAD = 3.0
 _CPU_THROTTLED = 0.25
@@ -86,7 +87,7 @@ def read_pressure(
         data = read_proc(f"{proc}/pressure/{what}") or b""
         for some, ten, _ in _LINE.findall(data):
             numbers[f"{what}_{some.decode()}"] = float(ten)
-    load = (read_proc(f"{proc}/loadavg") or b"").split()
+    load = _LOAD.match(read_proc(f"{proc}/loadavg") or b"")
     return Pressure(
         cpu_some=numbers.get("cpu_some"),
         memory_some=numbers.get("memory_some"),
@@ -104,8 +105,9 @@ def _throttled(cgroup: str) -> float | None:
         data = (read_proc(f"{cgroup}/{place}") or b"").split()
         pairs = dict(zip(data[::2], data[1::2], strict=False))
         periods, lost = pairs.get(b"nr_periods"), pairs.get(b"nr_throttled")
-        if periods and lost and periods.isdigit() and int(periods) > 0:
-            return int(lost) / int(periods)
+        of, some = whole_number(periods), whole_number(lost)
+        if of and some is not None:
+            return some / of
     return None
 
 

@@ -25,11 +25,13 @@ from .variables import public_variables
 from .verdicts import judge_facts
 
 
-__all__ = ["environs_of", "judge_node_facts", "node_facts"]
+__all__ = ["environs_of", "job_start", "judge_node_facts", "node_facts"]
 
 _MOST = 1 << 16
 _MOST_LINES = 100_000
 _HUGE = 1e18
+# In these the kernel counts for all programs, whatever its own clock is.
+_TICKS_PER_S = 100
 
 
 def judge_node_facts(
@@ -111,6 +113,27 @@ def environs_of(node_json: Mapping[str, Any]) -> tuple[dict[str, str], ...]:
         pids = _list(_dict(entry).get("pids"))
         found += [public_variables(texts) for _ in pids[:_MOST] or [0]]
     return tuple(found[:_MOST])
+
+
+def job_start(workers_json: Any, *, booted: float | None) -> float | None:
+    """
+    When did the job on a node begin, as a snapshot tells?
+
+    Args:
+        workers_json: What stands in ``workers.json``.
+
+        booted: When the node was started, in seconds since the epoch.
+
+    Returns:
+        When the first of its workers was started, in seconds since the epoch;
+        ``None`` if that is unknown.
+    """
+    told = (_dict(w).get("start_ticks") for w in _list(workers_json)[:_MOST])
+    ticks = [t for t in map(_number, told) if t is not None and t > 0]
+    if booted is None or not ticks:
+        return None
+
+    return booted + min(ticks) / _TICKS_PER_S
 
 
 def _gpus(told: Any) -> Iterator[Gpu]:

@@ -4,12 +4,13 @@ What was found in logs?
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import attrs
 
 from .._lines import Origin
+from .._showing import Block, Shown
 from ..findings import Cause, Finding, Missing
 from ..findings.plain import as_plain
 from .pyerror import PyError
@@ -149,7 +150,7 @@ class TraceGroup:
 
 
 @attrs.frozen(kw_only=True)
-class ScanReport:
+class ScanReport(Shown):
     """
     What went wrong, as some logs tell.
 
@@ -199,10 +200,7 @@ class ScanReport:
         """
         return [finding.to_dict() for finding in self.findings]
 
-    def __str__(self) -> str:
-        from .text import report_text
+    def _blocks_(self) -> Iterable[Block]:
+        from .text import report_blocks
 
-        return report_text(self)
-
-    def _repr_pretty_(self, p: Any, cycle: bool) -> None:  # noqa: FBT001
-        p.text("..." if cycle else str(self))
+        return report_blocks(self)

@@ -26,6 +26,8 @@ _MOST_FRAMES = 200
 _MOST_ERRORS = 12
 _MOST_STRANGE = 200
 _MOST_BETWEEN = 40
+# As many ranks may fail alike at once, and print between each other.
+_MOST_HEADERS = 16
 _LONGEST = 500
 
 _FRAME = re.compile(
@@ -68,6 +70,7 @@ class ErrorReader:
         self._errors: list[PyError] = []
         self._frames: list[PyFrame] = []
         self._strange = 0
+        self._headers = 0
         self._is_marked = False
         self._step = self._in_frames
 
@@ -88,9 +91,11 @@ class ErrorReader:
                 self._strange = 0
             else:
                 self._strange += 1
+            self._headers += HEADER in body
             is_new = HEADER in body and bool(self._frames)
             most = _MOST_BETWEEN if self._errors else _MOST_STRANGE
-            if is_new or self._strange > most:
+            is_flood = self._headers > _MOST_HEADERS
+            if is_new or is_flood or self._strange > most:
                 break
         return tuple(self._errors)
 

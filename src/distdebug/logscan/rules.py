@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import tomllib
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
@@ -19,9 +18,9 @@ from typing import Any, get_args
 
 import attrs
 
-from .._files import read_ordinary
 from .._lines.grams import SHORTEST
 from .._patterns import check_pattern
+from .._toml import read_toml
 from ..errors import RulesError
 from ..findings import Cause, Confidence
 from .quoted import is_quoted
@@ -31,7 +30,6 @@ __all__ = ["LEAST_PRIORITY", "LogRule", "load_rules", "read_rules"]
 
 LEAST_PRIORITY = 5
 
-_MOST_BYTES = 1 << 20
 _MOST_WORDS = 40
 _LONGEST_WORD = 100
 # How much before and behind a word is looked at by rules of the user.
@@ -226,8 +224,8 @@ def _load(
 ) -> tuple[LogRule, ...]:
     name = os.fspath(path)
     try:
-        table = tomllib.loads(read_ordinary(path, _MOST_BYTES).decode())
-    except (OSError, ValueError, RecursionError) as exc:
+        table = read_toml(path)
+    except (OSError, ValueError) as exc:
         raise RulesError(str(exc), name) from None
 
     if unknown := set(table) - {"rule"}:
@@ -245,7 +243,7 @@ def _items(tables: Any, name: str, *, is_ours: bool) -> Iterator[LogRule]:
         try:
             rule = _checked(table, is_ours=is_ours)
             yield LogRule(**rule, is_ours=is_ours)
-        except (TypeError, ValueError) as exc:
+        except (TypeError, ValueError, RecursionError) as exc:
             msg = f"rule {number}: {exc}"
             raise RulesError(msg, name) from None
 

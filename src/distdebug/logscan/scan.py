@@ -163,10 +163,16 @@ def _read_all(
     stop = threading.Event()
     done = [_Done() for _ in parts]
     with ThreadPoolExecutor(threads, "distdebug-logs") as pool:
-        waiting = {
-            pool.submit(_read, part, plan, result, stop)
-            for part, result in zip(parts, done, strict=True)
-        }
+        try:
+            waiting = {
+                pool.submit(_read, part, plan, result, stop)
+                for part, result in zip(parts, done, strict=True)
+            }
+        except RuntimeError:  # no more threads can be had
+            stop.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+            return [_read_here(part, plan) for part in parts]
+
         try:
             while waiting:
                 ended, waiting = wait(waiting, _TELL_S, FIRST_COMPLETED)
@@ -178,6 +184,12 @@ def _read_all(
             pool.shutdown(wait=True, cancel_futures=True)
             raise
     return done
+
+
+def _read_here(part: Part, plan: Plan) -> _Done:
+    result = _Done()
+    _read(part, plan, result, threading.Event())
+    return result
 
 
 def _read(

@@ -1,51 +1,48 @@
 """
-How is what was found in logs shown on a terminal?
+What is there to show of logs that were searched?
 """
 
 from __future__ import annotations
 
-from .._text import clean, text_table
-from ..findings.text import finding_lines, missing_lines
+from collections.abc import Iterator
+
+from .._showing import Block, Table
+from .._text import clean
+from ..findings.text import finding_entries, missing_block
 from ..ranks import fold_ranks
 from .model import Hit, LogGroup, ScanReport
 
 
-__all__ = ["report_text"]
-
-_MOST_ROWS = 24
-_MOST_FINDINGS = 3
+__all__ = ["report_blocks"]
 
 
-def report_text(report: ScanReport) -> str:
+def report_blocks(report: ScanReport) -> Iterator[Block]:
     """
-    Write what was found as text: the first cause, then a table of all.
+    What is there to show of logs that were searched?
 
     Args:
         report: What was found.
+
+    Returns:
+        The first cause, then a table of all.
     """
-    parts = [
-        "\n".join(finding_lines(x)) for x in report.findings[:_MOST_FINDINGS]
-    ]
-    if not parts:
-        parts = ["nothing went wrong, as far as these logs tell"]
+    yield finding_entries(report.findings)
+    if not report.findings:
+        yield "nothing went wrong, as far as these logs tell"
     groups = sorted(
         [*report.groups, *(trace.group for trace in report.tracebacks)],
         key=lambda group: group.priority,
     )
     if groups:
-        parts.append(_table(groups))
-    if len(groups) > _MOST_ROWS:
-        parts.append(f"… and {len(groups) - _MOST_ROWS} more")
+        yield _table(groups)
     if report.harmless:
-        parts.append(_harmless(report))
-    if report.missing:
-        parts.append("\n".join(missing_lines(report.missing)))
+        yield _harmless(report)
+    yield missing_block(report.missing)
     size = report.bytes_read / 1e6
-    parts.append(f"read: {report.files:,} files, {size:,.1f} MB")
-    return "\n\n".join(parts)
+    yield f"read: {report.files:,} files, {size:,.1f} MB"
 
 
-def _table(groups: list[LogGroup]) -> str:
+def _table(groups: list[LogGroup]) -> Table:
     rows = [
         (
             group.rule,
@@ -54,9 +51,9 @@ def _table(groups: list[LogGroup]) -> str:
             _where(group.first),
             clean(group.first.text, limit=60),
         )
-        for group in groups[:_MOST_ROWS]
+        for group in groups
     ]
-    return text_table(("what", "lines", "ranks", "first", "text"), rows)
+    return Table(("what", "lines", "ranks", "first", "text"), rows, more="")
 
 
 def _where(hit: Hit) -> str:

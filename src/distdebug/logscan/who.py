@@ -123,7 +123,7 @@ def tasks_in(text: str) -> tuple[int, ...]:
     ranks: set[int] = set()
     for piece in text.split(","):
         first, _, last = piece.partition("-")
-        if first.isdigit() and (not last or last.isdigit()):
+        if first.isdecimal() and (not last or last.isdecimal()):
             low, high = int(first), int(last or first)
             most = low + _MOST_TASKS - len(ranks)
             ranks.update(range(low, min(high + 1, most)))

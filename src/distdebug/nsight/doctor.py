@@ -14,10 +14,12 @@ from typing import Any
 
 import attrs
 
-from .._text import text_table
-from ..capture.permission.check import Check
+from .._files import is_file, matching, resolved
+from .._showing import Block, Shown
+from .._text import clean, reason_of
+from ..capture.permission.check import Check, check_blocks
 from ..findings import Cause, Evidence, Finding
-from ..findings.text import finding_lines
+from ..findings.text import finding_entries
 from .installed import find_nsys, nsys_version
 from .orphans import find_orphans
 from .patch.change import ray_nsight_status
@@ -30,12 +32,11 @@ _PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
 _IMPORTER = "QdstrmImporter"
 # Where Debian puts it, which is not where nsys looks.
 _DEBIAN = Path("/usr/lib/nsight-systems")
-_WORDS = {True: "ok", False: "PROBLEM", None: "note"}
 _MIB = 1 << 20
 
 
 @attrs.frozen(kw_only=True)
-class NsysHealth:
+class NsysHealth(Shown):
     """
     What was checked.
 
@@ -72,16 +73,15 @@ class NsysHealth:
         """
         return [attrs.asdict(check) for check in self.checks]
 
-    def __str__(self) -> str:
-        rows = [(_WORDS[c.ok], c.name, c.detail) for c in self.checks]
-        parts = [text_table(("", "check", "found"), rows)]
-        parts += ["\n".join(finding_lines(f)) for f in self.findings]
-        parts += [
-            f"{c.name}: {c.remedy}"
-            for c in self.checks
-            if c.ok is None and c.remedy
-        ]
-        return "\n\n".join(parts)
+    def _blocks_(self) -> Iterable[Block]:
+        # What is a problem is told as a finding, with its remedy.
+        yield from check_blocks(
+            [
+                attrs.evolve(c, remedy="") if c.ok is False else c
+                for c in self.checks
+            ]
+        )
+        yield finding_entries(self.findings, len(self.findings))
 
 
 def check_nsys(
@@ -102,14 +102,11 @@ def check_nsys(
             raylets, in which to look for workers that did not start.
 
     Returns:
-        Every check, and what is wrong.
-
-    Raises:
-        OSError: A log cannot be read.
-
-        ValueError: It is damaged.
+        Every check, and what is wrong; a log that cannot be read is a check
+        that could not be made.
     """
     path = find_nsys(nsys)
+    found, unread = _read_logs(raylet_logs)
     checks = (
         _check_nsys(path),
         *([_check_importer(path)] if path else []),
@@ -117,10 +114,29 @@ def check_nsys(
         _check_twins(),
         _check_orphans(),
         _check_plugin(ray),
+        *unread,
     )
     wrong = (_finding(check) for check in checks if check.ok is False)
-    found = raylet_findings(*raylet_logs)
     return NsysHealth(checks=checks, findings=(*found, *wrong))
+
+
+def _read_logs(
+    places: Iterable[str | os.PathLike[str]],
+) -> tuple[list[Finding], list[Check]]:
+    """
+    What the logs of raylets tell, and which of them tell nothing.
+    """
+    found: list[Finding] = []
+    unread: list[Check] = []
+    for place in places:
+        try:
+            found += raylet_findings(place)
+        except (OSError, ValueError) as exc:
+            detail = f"cannot be read: {reason_of(exc)}"
+            name = f"logs in {clean(os.fspath(place), limit=200)}"
+            remedy = "read them as their owner, or copy them"
+            unread.append(Check(name, ok=None, detail=detail, remedy=remedy))
+    return found, unread
 
 
 def _finding(check: Check) -> Finding:
@@ -148,14 +164,14 @@ def _check_nsys(path: str | None) -> Check:
 
 
 def _check_importer(path: str) -> Check:
-    target = Path(path).resolve().parent
+    target = resolved(Path(path)).parent
     host = target.with_name(target.name.replace("target", "host"))
-    if (host / _IMPORTER).is_file() or (target / _IMPORTER).is_file():
+    if is_file(host / _IMPORTER) or is_file(target / _IMPORTER):
         return Check("importer", ok=True, detail=str(host / _IMPORTER))
 
     debian = _DEBIAN / host.name
     remedy = "install the package of Nsight Systems for hosts as well"
-    if (debian / _IMPORTER).is_file():
+    if is_file(debian / _IMPORTER):
         remedy = f"ln -s {debian} {host}"
     detail = f"is not at {host}: reports stay raw (.qdstrm)"
     return Check("importer", ok=False, detail=detail, remedy=remedy)
@@ -184,7 +200,7 @@ def _check_twins() -> Check:
     count = size = 0
     folder = Path(tempfile.gettempdir())
     for pattern in ("nsys-report-*.nsys-rep", "nsys-report-*.qdstrm"):
-        for file in folder.glob(pattern):
+        for file in matching(folder, pattern):
             with suppress(OSError):
                 size += file.lstat().st_size
                 count += 1

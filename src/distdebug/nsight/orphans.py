@@ -9,17 +9,29 @@ from __future__ import annotations
 
 import re
 
+from collections.abc import Iterator
 from contextlib import suppress
 
 import psutil
 
 
-__all__ = ["find_orphans"]
+__all__ = ["all_processes", "find_orphans"]
 
 _AGENT = "--start-agent"
 # "--session-name=profile-python-8173": the last number is that of the command
 # which started the agent, unless the user named the session.
 _SESSION = re.compile(r"--session-name=.{0,400}-([0-9]{1,7})")
+
+
+def all_processes() -> Iterator[psutil.Process]:
+    """
+    Which processes does this node show?
+
+    Yields:
+        All of them; none where even their list is not shown.
+    """
+    with suppress(OSError):
+        yield from psutil.process_iter()
 
 
 def find_orphans() -> tuple[int, ...]:
@@ -31,7 +43,7 @@ def find_orphans() -> tuple[int, ...]:
     """
     agents: dict[int, list[str]] = {}
     commands = set()
-    for process in psutil.process_iter():
+    for process in all_processes():
         with suppress(psutil.Error, OSError):
             words = process.cmdline()
             if not words or words[0].rpartition("/")[2] != "nsys":

@@ -12,7 +12,13 @@ import os
 import attrs
 
 from .._text import clean
-from .proc.procfs import list_numbers, parse_stat, parse_status, read_proc
+from .proc.procfs import (
+    list_numbers,
+    parse_stat,
+    parse_status,
+    read_proc,
+    whole_number,
+)
 from .proc.system_calls import name_of
 from .proc.targets import target_of
 
@@ -113,20 +119,15 @@ def _facts(folder: str) -> ThreadFacts | None:
     return ThreadFacts(
         name=clean(stat.name),
         state=stat.letter,
-        voluntary=_count(status.get("voluntary_ctxt_switches")),
-        involuntary=_count(status.get("nonvoluntary_ctxt_switches")),
+        voluntary=whole_number(status.get("voluntary_ctxt_switches")) or 0,
+        involuntary=whole_number(status.get("nonvoluntary_ctxt_switches"))
+        or 0,
         cpu_s=_cpu_s(folder, stat.cpu_ticks),
     )
-
-
-def _count(text: str | None) -> int:
-    return int(text) if text and text.isascii() and text.isdigit() else 0
 
 
 def _cpu_s(folder: str, ticks: int) -> float:
     # In nanoseconds, where the kernel counts them; ticks are 10 ms apart.
     data = read_proc(f"{folder}/schedstat", limit=128)
-    fields = (data or b"").split()
-    if fields and fields[0].isdigit():
-        return int(fields[0]) / 1e9
-    return ticks / _TICKS_PER_S
+    spent = whole_number(next(iter((data or b"").split()), None))
+    return ticks / _TICKS_PER_S if spent is None else spent / 1e9

@@ -20,6 +20,7 @@ from typing import Any
 
 import attrs
 
+from .._files import matching
 from .._lines import open_log, split_block
 from .heads import BROKEN
 from .listing import Listed, list_parts, parts_of
@@ -157,7 +158,7 @@ def has_exports(session: RaySession) -> bool:
     Returns:
         Whether names may be known that no worker wrote down.
     """
-    return any((session.logs / _EXPORTS).glob(f"{_EXPORTED}*"))
+    return bool(matching(session.logs / _EXPORTS, f"{_EXPORTED}*"))
 
 
 def core_logs(session: RaySession) -> Listed:

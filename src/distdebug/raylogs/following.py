@@ -15,7 +15,7 @@ from pathlib import Path
 
 import attrs
 
-from .._files import open_ordinary
+from .._files import is_folder, open_ordinary
 from .._lines import PACKED, LogLine, parse_line, split_block, walk_logs
 from ..errors import LogError
 from .heads import MAGIC
@@ -127,7 +127,7 @@ def _wanted(paths: Followed | Iterable[Followed]) -> list[Path]:
 
 def _files(wanted: Iterable[Path]) -> Iterator[Path]:
     for path in wanted:
-        if not path.is_dir():
+        if not is_folder(path):
             yield path
             continue
         for found in walk_logs(path):

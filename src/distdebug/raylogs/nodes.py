@@ -16,7 +16,7 @@ from typing import Any
 
 import attrs
 
-from .._files import open_ordinary
+from .._files import is_file, is_there, open_ordinary
 from .model import RaySession
 
 
@@ -76,7 +76,7 @@ def session_facts(session: RaySession) -> dict[str, Any]:
         "node_id": node_id,
         "ip": ip,
         "ray_version": _version(logs),
-        "is_head": any((logs / name).exists() for name in _HEADS),
+        "is_head": any(is_there(logs / name) for name in _HEADS),
         "host": ip or (node_id or "")[:8],
     }
 
@@ -144,7 +144,7 @@ def _head(path: Path) -> bytes:
     """
     for number in range(_MOST_PARTS, 0, -1):
         part = path.with_name(f"{path.name}.{number}")
-        if part.is_file():
+        if is_file(part):
             path = part
             break
     with (

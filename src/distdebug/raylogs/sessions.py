@@ -17,6 +17,7 @@ from pathlib import Path
 
 import attrs
 
+from .._files import is_folder
 from ..errors import NoLogsError
 from .model import RaySession
 from .nodes import SESSION_NAME, named_hosts, session_facts
@@ -118,7 +119,7 @@ def _session(root: Path) -> RaySession:
     logs = root / "logs"
     session = RaySession(
         root=root,
-        logs=logs if logs.is_dir() else root,
+        logs=logs if is_folder(logs) else root,
         name=root.parent.name if root.name == "logs" else root.name,
     )
     return attrs.evolve(session, **session_facts(session))
@@ -187,7 +188,7 @@ def _beside(path: Path) -> Path:
     """
     if path.name == _LATEST and path.is_symlink():
         beside = path.parent / path.readlink().name
-        return beside if beside.is_dir() else path
+        return beside if is_folder(beside) else path
     return path
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import attrs
 
-from ..._files import write_whole
+from ..._files import is_there, write_whole
 from ..._text import clean, without_controls
 from ...flight_recorder.reading.files import find_files
 from ...flight_recorder.sidecar import MOST_RANKS, Sidecar, write_sidecar
@@ -230,7 +230,7 @@ def _keep_stacks(
     if process.pid:
         path = folder / f"pyspy_{process.host}_{process.pid}.json"
         data = stacks_to_json(process)
-        if path.exists():
+        if is_there(path):
             return
     else:
         # Readers take the rank from this name, and nothing else.

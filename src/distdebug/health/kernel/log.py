@@ -19,6 +19,7 @@ import attrs
 from ..._lines import parse_time, read_tail
 from ..._text import clean, reason_of
 from ...capture.tool import find_tool, run_tool
+from ...processes.proc.procfs import whole_number
 
 
 __all__ = ["KernelLine", "KernelLog", "parse_kernel_lines", "read_kernel_log"]
@@ -200,9 +201,9 @@ def _records(fd: int, deadline: float) -> Iterator[str]:
         # "6,339,5140900,-;text", and what follows describes the device
         head, _, text = record.decode("utf-8", "replace").partition(";")
         parts = head.split(",")
-        if len(parts) > 2 and parts[2].isdigit():
-            seconds = int(parts[2]) / 1e6
-            yield f"[{seconds:.6f}] {text.partition(chr(10))[0]}"
+        since = whole_number(parts[2]) if len(parts) > 2 else None
+        if since is not None:
+            yield f"[{since / 1e6:.6f}] {text.partition(chr(10))[0]}"
 
 
 def _by_tool(deadline: float, name: str, *options: str) -> list[str]:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import attrs
 
 from ..._text import clean
-from ...processes.proc.procfs import parse_stat, read_proc
+from ...processes.proc.procfs import parse_stat, read_proc, whole_number
 
 
 __all__ = ["MemoryGroup", "read_groups"]
@@ -193,18 +193,19 @@ def _read_v1(folder: str) -> dict[str, int | None]:
 
 def _number(path: str) -> int | None:
     text = (read_proc(path, limit=64) or b"").strip()
-    return int(text) if text.isdigit() else None
+    return whole_number(text)
 
 
 def _counters(path: str) -> dict[str, int]:
     data = (read_proc(path) or b"").decode(errors="replace")
     pairs = (line.split() for line in data.splitlines())
-    return {p[0]: int(p[1]) for p in pairs if len(p) == 2 and p[1].isdigit()}
+    told = ((p[0], whole_number(p[1])) for p in pairs if len(p) == 2)
+    return {name: x for name, x in told if x is not None}
 
 
 def _started(folder: str, proc: str) -> float | None:
     text = (read_proc(f"{folder}/cgroup.procs") or b"").split()
-    pids = [int(x) for x in text[:_MOST_PROCESSES] if x.isdigit()]
+    pids = filter(None, map(whole_number, text[:_MOST_PROCESSES]))
     stats = (parse_stat(read_proc(f"{proc}/{pid}/stat")) for pid in pids)
     ticks = min((x.start_ticks for x in stats if x), default=None)
     return None if ticks is None else ticks / os.sysconf("SC_CLK_TCK")

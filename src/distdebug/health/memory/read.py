@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 import attrs
 
-from ...processes.proc.procfs import read_proc
+from ...processes.proc.procfs import read_proc, whole_number
 from .cgroups import MemoryGroup, read_groups
 
 
@@ -65,7 +65,8 @@ def read_memory(pids: Collection[int] = (), *, proc: str = "/proc") -> Memory:
     pairs = (
         line.split() for line in data.decode(errors="replace").split("\n")
     )
-    kib = {x[0]: int(x[1]) << 10 for x in pairs if x[1:] and x[1].isdigit()}
+    told = {x[0]: whole_number(x[1]) for x in pairs if x[1:]}
+    kib = {name: x << 10 for name, x in told.items() if x is not None}
     swap, free = kib.get("SwapTotal:"), kib.get("SwapFree:")
     is_known = swap is not None and free is not None
     return Memory(

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import attrs
 
 from ..._text import clean
-from ...processes.proc.procfs import read_proc
+from ...processes.proc.procfs import read_proc, whole_number
 
 
 __all__ = ["IbPort", "read_ib_ports"]
@@ -73,8 +73,8 @@ def read_ib_ports(
 def _ports(folder: str) -> Iterator[IbPort]:
     for device in _names(folder):
         for number in _names(f"{folder}/{device}/ports"):
-            if number.isdigit():
-                yield _port(folder, device, int(number))
+            if (port := whole_number(number)) is not None:
+                yield _port(folder, device, port)
 
 
 def _names(folder: str) -> list[str]:
@@ -109,5 +109,4 @@ def _state(path: str) -> str:
 
 
 def _count(path: str) -> int:
-    text = _text(path)
-    return int(text) if text.isascii() and text.isdigit() else 0
+    return whole_number(_text(path)) or 0

@@ -20,7 +20,7 @@ from typing import Any
 
 import attrs
 
-from ..._files import read_ordinary
+from ..._files import is_folder, matching, read_ordinary, resolved
 from ..._lines import open_log
 from ..._text import clean
 from ...errors import NoLogsError
@@ -128,13 +128,13 @@ def read_ray(
 
 def _find(path: Path) -> Path:
     for folder in (path, path / "session_latest"):
-        if (folder / "logs").is_dir():
-            return folder.resolve()
+        if is_folder(folder / "logs"):
+            return resolved(folder)
     found = []
-    if path.is_dir():
-        found = sorted(x for x in path.glob("session_2*") if x.is_dir())
+    if is_folder(path):
+        found = list(filter(is_folder, matching(path, "session_2*")))
     if found:  # the link may be broken, and names sort by time
-        return found[-1].resolve()
+        return resolved(found[-1])
 
     msg = f"{path} is no session of Ray, and holds none"
     raise NoLogsError(msg, remedy="give a folder such as /tmp/ray")

@@ -122,12 +122,16 @@ _NOTES = (
 )
 
 
-def judge_notes(settings: Iterable[Settings]) -> tuple[Finding, ...]:
+def judge_notes(
+    settings: Iterable[Settings], *, may_use_nccl: bool = True
+) -> tuple[Finding, ...]:
     """
     Tell which settings are worth a note.
 
     Args:
         settings: The variables of all processes.
+
+        may_use_nccl: Whether there is a GPU for which NCCL could be of use.
 
     Returns:
         Findings that say that nothing is wrong.
@@ -148,7 +152,8 @@ def judge_notes(settings: Iterable[Settings]) -> tuple[Finding, ...]:
         says = "the Flight Recorder of torch is off (its buffer has size 0)"
         advice = "set TORCH_FR_BUFFER_SIZE and TORCH_NCCL_TRACE_BUFFER_SIZE"
         found.append(_finding(says, f"{advice} to 2000 or more", silent))
-    if every and not any(_tells_of_nccl(x.variables) for x in every):
+    tells = any(_tells_of_nccl(x.variables) for x in every)
+    if every and may_use_nccl and not tells:
         says = "NCCL_DEBUG is not set, so NCCL says little of its errors"
         found.append(_finding(says, "set NCCL_DEBUG=WARN, or INFO", every))
     return tuple(found)

@@ -186,4 +186,5 @@ def _settings(
         rank=who.rank,
         world_size=who.world_size,
         local_rank=who.local_rank,
+        job=who.job,
     )

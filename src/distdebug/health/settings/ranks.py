@@ -146,7 +146,7 @@ def _places(parted: dict[Team, list[Settings]]) -> Iterator[Finding]:
                 f"the {size} ranks of a job wait for each other at different "
                 f"places: {list_text(where)}"
                 + (", each host at itself" if has_own else ""),
-                "set MASTER_ADDR and MASTERPORT to the same address of the "
+                "set MASTER_ADDR and MASTER_PORT to the same address of the "
                 "node of rank 0 everywhere",
             )
 

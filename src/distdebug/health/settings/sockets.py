@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from ..._text import list_text
 from ...findings import Cause, Confidence, Finding
+from ...processes.proc.procfs import whole_number
 from ..network.interfaces import Interface
 from .between import Use, judge_between, judge_half_set, use_evidence
 from .choice import chosen_by_nccl, chosen_exactly, usable
@@ -83,8 +84,8 @@ def _is_spread(settings: tuple[Settings, ...]) -> bool:
     local = "LOCAL_WORLD_SIZE"
     return any(
         x.world_size is not None
-        and x.variables.get(local, "").isdigit()
-        and x.world_size > int(x.variables[local])
+        and (here := whole_number(x.variables.get(local))) is not None
+        and x.world_size > here
         for x in settings
     )
 

@@ -4,10 +4,12 @@ What do logs say about collectives, all in all?
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import attrs
 
+from ..._showing import Block, Shown
 from ...findings import Missing
 from ...findings.plain import as_plain
 from .model import (
@@ -34,7 +36,7 @@ _NO_RECORDS = frozenset({"world_size", "attempts", "quiet", "missing"})
 
 
 @attrs.frozen(kw_only=True)
-class CollectiveLogs:
+class CollectiveLogs(Shown):
     """
     All that logs say about collectives.
 
@@ -125,7 +127,7 @@ class CollectiveLogs:
             for record in self.records
         ]
 
-    def __str__(self) -> str:
-        from .telling import logs_text
+    def _blocks_(self) -> Iterable[Block]:
+        from .telling import logs_blocks
 
-        return logs_text(self)
+        return logs_blocks(self)

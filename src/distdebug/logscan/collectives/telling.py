@@ -4,13 +4,17 @@ How is what was read shown as text, and where is a rank?
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import attrs
 
-from ..._text import text_table
+from ..._showing import Block, Table
 from .logs import CollectiveLogs
 
 
-__all__ = ["RankOrigin", "logs_text", "rank_origins"]
+__all__ = ["RankOrigin", "logs_blocks", "rank_origins"]
+
+_MOST_ROWS = 200
 
 
 @attrs.frozen(kw_only=True)
@@ -75,12 +79,15 @@ def rank_origins(logs: CollectiveLogs) -> dict[int, RankOrigin]:
     return dict(sorted(found.items()))
 
 
-def logs_text(logs: CollectiveLogs) -> str:
+def logs_blocks(logs: CollectiveLogs) -> Iterator[Block]:
     """
-    What was read, as a table.
+    What is there to show of what was read?
 
     Args:
         logs: What was read.
+
+    Returns:
+        A table.
     """
     rows = [
         (
@@ -92,8 +99,8 @@ def logs_text(logs: CollectiveLogs) -> str:
         )
         for record in logs.records
     ]
-    if not rows:
-        return "no line about a collective"
-    table = text_table(("what", "rank", "group", "where", "line"), rows[:200])
-    more = f"\n… and {len(rows) - 200} more" if len(rows) > 200 else ""
-    return table + more
+    if rows:
+        headers = ("what", "rank", "group", "where", "line")
+        yield Table(headers, rows, _MOST_ROWS, more="")
+    else:
+        yield "no line about a collective"

@@ -16,6 +16,7 @@ from .variables import variable
 
 __all__ = ["match_worker", "split_patterns"]
 
+_MOST_PATTERN = 1000
 _logger = logging.getLogger("distdebug.nsight")
 _told: set[str] = set()
 _lock = threading.Lock()
@@ -37,13 +38,15 @@ def match_worker(
             separated by commas, or one by one; by default those in
             ``DISTDEBUG_NSYS_WORKER_PATTERNS``, or else in
             ``NRL_NSYS_WORKER_PATTERNS``.  Blanks around a pattern are left
-            out, and so are empty ones.
+            out, and so are empty ones.  One of more than 1,000 characters
+            matches nothing.
 
     Returns:
         The first pattern that matches; ``None`` if there is none.
     """
     for pattern in split_patterns(patterns):
-        if fnmatchcase(name, pattern):
+        # Reading one takes time that grows with the square of its length.
+        if len(pattern) <= _MOST_PATTERN and fnmatchcase(name, pattern):
             _tell_once(name, pattern)
             return pattern
 

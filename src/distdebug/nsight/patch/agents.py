@@ -31,6 +31,8 @@ def stale_agents(plugin: Path) -> tuple[int, ...]:
     """
     import psutil
 
+    from ..orphans import all_processes
+
     try:
         written = plugin.stat().st_mtime
         package = plugin.resolve().parents[2]
@@ -38,7 +40,7 @@ def stale_agents(plugin: Path) -> tuple[int, ...]:
         return ()
 
     found = []
-    for process in psutil.process_iter():
+    for process in all_processes():
         with suppress(psutil.Error, OSError):
             words = process.cmdline()
             if _is_agent(process.pid, words, package) and (

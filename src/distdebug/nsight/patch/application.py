@@ -5,6 +5,7 @@ How does an application see to it, whenever it is imported?
 from __future__ import annotations
 
 import logging
+import os
 import threading
 
 from contextlib import suppress
@@ -42,6 +43,14 @@ def apply_ray_nsight_patch() -> PatchStatus | None:
                 _done[0] = status
                 _tell(status)
         return _done[0]
+
+
+def _forget() -> None:
+    global _lock  # noqa: PLW0603 who holds it does not exist in a child
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def _tell(status: PatchStatus) -> None:

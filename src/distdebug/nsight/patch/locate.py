@@ -9,6 +9,8 @@ import os
 
 from pathlib import Path
 
+from ..._files import is_folder, is_there, matching
+
 
 __all__ = ["has_py_executable", "locate_plugin", "ray_version"]
 
@@ -40,7 +42,7 @@ def locate_plugin(
         return _ordinary(given)
 
     folders = [given, given / "ray"]
-    folders += sorted(given.glob("lib*/python3*/site-packages/ray"))
+    folders += matching(given, "lib*/python3*/site-packages/ray")
     files = (_ordinary(folder / _FOLDER / _PLUGIN) for folder in folders)
     return next(filter(None, files), None)
 
@@ -79,7 +81,7 @@ def has_py_executable() -> bool | None:
     if package is None:
         return None
 
-    return (package / _FOLDER / "py_executable.py").exists()
+    return is_there(package / _FOLDER / "py_executable.py")
 
 
 def _package() -> Path | None:
@@ -92,7 +94,7 @@ def _package() -> Path | None:
 
     # Within an archive, there is no such folder.
     folder = Path(spec.origin).parent
-    return folder if folder.is_dir() else None
+    return folder if is_folder(folder) else None
 
 
 def _ordinary(path: Path) -> Path | None:

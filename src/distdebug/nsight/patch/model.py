@@ -4,9 +4,12 @@ What is known of Ray's nsight plugin, and what was done about it?
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import attrs
+
+from ..._showing import Block, Lines, Shown
 
 
 __all__ = ["PatchState", "PatchStatus"]
@@ -47,7 +50,7 @@ _REMEDIES: dict[PatchState, str] = {
 
 
 @attrs.frozen(kw_only=True)
-class PatchStatus:
+class PatchStatus(Shown):
     """
     The state of Ray's nsight plugin in one installation.
 
@@ -113,7 +116,7 @@ class PatchStatus:
             "remedy": self.remedy,
         }
 
-    def __str__(self) -> str:
+    def _blocks_(self) -> Iterable[Block]:
         version = f" {self.ray_version}" if self.ray_version else ""
         lines = [f"Ray{version}'s nsight plugin {_SENTENCES[self.state]}"]
         if self.changed:
@@ -128,4 +131,4 @@ class PatchStatus:
                 f"{pids} started before the file got as it is"
             )
         lines += [f"  Try: {self.remedy}"] if self.remedy else []
-        return "\n".join(lines)
+        yield Lines(lines)

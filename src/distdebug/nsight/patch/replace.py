@@ -14,6 +14,8 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
+from ..._files import matching
+
 
 __all__ = ["leftovers", "lock_of", "replace_text"]
 
@@ -65,7 +67,7 @@ def leftovers(path: Path) -> list[Path]:
     Returns:
         New files that never took its place.
     """
-    return list(path.parent.glob(f".{path.name}.*.distdebug"))
+    return matching(path.parent, f".{path.name}.*.distdebug")
 
 
 def _temporary(path: Path) -> Path:

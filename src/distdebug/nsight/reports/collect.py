@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from ..._files import open_ordinary
+from ..._files import open_ordinary, output_to
 from ...findings import Missing
 from .model import Collected, NsysReport
 from .writing import being_written
@@ -51,10 +51,11 @@ def collect_nsys_reports(
         still writing it.
 
     Raises:
-        OSError: The folder cannot be made.
+        OutputError: The folder cannot be made.
     """
     root = Path(folder)
-    root.mkdir(parents=True, exist_ok=True)
+    with output_to(root):
+        root.mkdir(parents=True, exist_ok=True)
     done: dict[str, list[str]] = defaultdict(list)
     missing: list[Missing] = []
     busy, taken = being_written(), set()

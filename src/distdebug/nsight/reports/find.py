@@ -12,6 +12,7 @@ from pathlib import Path
 
 import attrs
 
+from ..._files import is_there, resolved
 from ...errors import NsightError
 from ...findings import Missing
 from .join import join_workers
@@ -69,12 +70,12 @@ def find_nsys_reports(
 def _roots(places: Iterable[str | os.PathLike[str]]) -> list[Path]:
     given = [Path(place) for place in places]
     for place in given:
-        if not place.exists():
+        if not is_there(place):
             msg = f"there is no {place}"
             raise NsightError(
                 msg, remedy="name a folder, such as /tmp/ray/session_latest"
             )
-    return [p.resolve() for p in given or temporary_folders()]
+    return [resolved(p) for p in given or temporary_folders()]
 
 
 def _files(

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import time
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import attrs
 
-from ..._text import text_table
+from ..._showing import Block, Lines, Shown, Table
 from ...findings import Missing
 from ..options.steps import StepRange
 
@@ -19,6 +19,7 @@ from ..options.steps import StepRange
 __all__ = ["Collected", "NsysReport", "NsysReports"]
 
 _MIB = 1 << 20
+_MOST_ROWS = 100
 
 
 @attrs.frozen(kw_only=True)
@@ -80,7 +81,7 @@ class NsysReport:
 
 
 @attrs.frozen(kw_only=True)
-class NsysReports:
+class NsysReports(Shown):
     """
     All reports that were found.
 
@@ -114,12 +115,12 @@ class NsysReports:
         """
         return [report.to_dict() for report in self.reports]
 
-    def __str__(self) -> str:
+    def _blocks_(self) -> Iterable[Block]:
         rows = [_row(report) for report in self.reports]
-        table = text_table(_HEADERS, rows) if rows else "no report"
+        yield Table(_HEADERS, rows, _MOST_ROWS) if rows else "no report"
         raw = sum(report.is_raw for report in self.reports)
-        note = f"\n{raw} raw: see 'distdebug nsight doctor'" if raw else ""
-        return table + note
+        if raw:
+            yield f"{raw} raw: see 'distdebug nsight doctor'"
 
 
 _HEADERS = (
@@ -140,7 +141,7 @@ def _row(report: NsysReport) -> tuple[object, ...]:
 
 
 @attrs.frozen(kw_only=True)
-class Collected:
+class Collected(Shown):
     """
     What came of copying reports.
 
@@ -170,10 +171,10 @@ class Collected:
             "missing": [attrs.asdict(m) for m in self.missing],
         }
 
-    def __str__(self) -> str:
+    def _blocks_(self) -> Iterable[Block]:
         lines = [
             f"{len(self.copied)} copied, {len(self.present)} there already"
         ]
         lines += [f"  still being written: {path}" for path in self.left]
         lines += [f"  {m.source}: {m.reason}" for m in self.missing]
-        return "\n".join(lines)
+        yield Lines(lines, _MOST_ROWS)

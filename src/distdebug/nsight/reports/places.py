@@ -11,6 +11,8 @@ import socket
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from ..._files import matching, resolved
+
 
 __all__ = ["node_of", "session_of", "temporary_folders"]
 
@@ -38,9 +40,9 @@ def temporary_folders(
     bases = [environ.get("RAY_TMPDIR"), environ.get("TMPDIR"), "/tmp"]  # noqa: S108 it is where Ray looks
     roots = {Path(base, "ray") for base in bases if base}
     found = {
-        folder.resolve()
+        resolved(folder)
         for root in roots
-        for folder in root.glob("session*/logs/nsight")
+        for folder in matching(root, "session*/logs/nsight")
     }
     return tuple(sorted(found))
 

@@ -5,6 +5,7 @@ What does a report tell, in a few lines?
 from __future__ import annotations
 
 import csv
+import math
 import os
 import re
 import shutil
@@ -16,7 +17,8 @@ from typing import Any
 
 import attrs
 
-from ..._text import text_table
+from ..._files import is_file
+from ..._showing import Block, Shown, Table
 from ..installed import find_nsys
 from .tool import run_in_group
 
@@ -53,7 +55,7 @@ class ReportRow:
 
 
 @attrs.frozen(kw_only=True)
-class ReportSummary:
+class ReportSummary(Shown):
     """
     What a report tells.
 
@@ -87,14 +89,15 @@ class ReportSummary:
             "problem": self.problem,
         }
 
-    def __str__(self) -> str:
-        parts = [self.path]
+    def _blocks_(self) -> Iterable[Block]:
+        yield self.path
         for title in _TABLES:
-            if rows := getattr(self, title)[:5]:
-                cells = [(r.name, f"{r.total_s:.6f}", r.count) for r in rows]
-                parts.append(text_table((title, "seconds", "times"), cells))
-        parts += [self.problem] if self.problem else []
-        return "\n".join(parts)
+            rows = getattr(self, title)
+            cells = [(r.name, f"{r.total_s:.6f}", r.count) for r in rows]
+            if cells:
+                yield Table((title, "seconds", "times"), cells, 5, "")
+        if self.problem:
+            yield self.problem
 
 
 def summarize_report(
@@ -123,7 +126,7 @@ def summarize_report(
     tool = find_nsys(nsys)
     if tool is None:
         return ReportSummary(path=name, problem="nsys is not installed here")
-    if not Path(name).is_file():
+    if not is_file(name):
         return ReportSummary(path=name, problem="there is no such file")
 
     folder = tempfile.mkdtemp(prefix="distdebug-nsys-")
@@ -185,4 +188,7 @@ def _row(record: dict[str, str]) -> list[ReportRow]:
         count = int(record.get("Instances") or record["Num Calls"])
     except (KeyError, TypeError, ValueError):
         return []
-    return [ReportRow(name=name, total_s=total, count=count)] if name else []
+    # No time is endless, and JSON has no word for it.
+    if not (name and math.isfinite(total)):
+        return []
+    return [ReportRow(name=name, total_s=total, count=count)]

@@ -19,6 +19,7 @@ _MOST = 1 << 23
 _LIBC = re.compile(
     rb"/(?:libc(?:-[\d.]+)?\.so(?:\.6)?|ld-musl-[\w-]+\.so\.1)$"
 )
+_ADDRESS = re.compile(rb"[0-9a-f]{1,16}")
 _TORCH = re.compile(rb"/libtorch(?:_cpu|_python|_cuda|_hip)?\.so")
 
 
@@ -60,8 +61,9 @@ def read_maps(pid: int, root: str = "/proc") -> Maps | None:
         fields = line.split(None, 5)
         if len(fields) == 6 and fields[2] == b"00000000":
             kind = _kind(fields[5], program)
-            if kind:
-                starts.setdefault(kind, int(fields[0].partition(b"-")[0], 16))
+            begin = _ADDRESS.match(fields[0])
+            if kind and begin:
+                starts.setdefault(kind, int(begin[0], 16))
 
     images = [starts[kind] for kind in ("program", "libc") if kind in starts]
     return Maps(

@@ -74,7 +74,12 @@ def _ask_all(
             answers[pid] = ask(pid)
 
     thread = threading.Thread(target=work, daemon=True, name="distdebug-ask")
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # no more can be had; an answer is worth the risk
+        work()
+        return True
+
     while True:
         before = len(answers)
         thread.join(patience_s)

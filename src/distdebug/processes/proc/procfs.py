@@ -18,9 +18,12 @@ __all__ = [
     "parse_status",
     "read_link",
     "read_proc",
+    "whole_number",
 ]
 
 _CHUNK = 1 << 16
+# Python refuses to read numbers of thousands of digits.
+_MOST_DIGITS = 40
 
 
 class Stat(NamedTuple):
@@ -144,3 +147,18 @@ def parse_status(data: bytes | None) -> dict[str, str]:
     lines = (data or b"").decode(errors="replace").split("\n")
     pairs = (line.partition(":") for line in lines)
     return {key: value.strip() for key, colon, value in pairs if colon}
+
+
+def whole_number(text: str | bytes | None) -> int | None:
+    """
+    Which number is this, if it is one?
+
+    Args:
+        text: What should be digits.
+
+    Returns:
+        The number; ``None`` if there is anything but digits, or if no machine
+        has such a number.
+    """
+    is_number = text and len(text) <= _MOST_DIGITS and text.isascii()
+    return int(text) if text and is_number and text.isdigit() else None

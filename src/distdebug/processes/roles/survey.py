@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from ..._text import clean
 from ..model import Role, Worker
 from ..proc.patience import ask_each
-from ..proc.procfs import parse_stat, parse_status, read_proc
+from ..proc.procfs import parse_stat, parse_status, read_proc, whole_number
 from .claims import claim_workers
 from .corrections import correct_claims
 from .evidence import read_evidence
@@ -96,7 +96,7 @@ def _describe(scene: Scene, process: Process, claim: Claim) -> Worker | None:
         pid=process.pid,
         start_ticks=process.start_ticks,
         parent_pid=stat.parent_pid,
-        uid=int(uids[1]) if len(uids) > 1 and uids[1].isdigit() else 0,
+        uid=whole_number("".join(uids[1:2])) or 0,
         title=clean(process.text[: 4 * _LONGEST_TITLE], limit=_LONGEST_TITLE),
         framework=claim.framework,
         role=claim.role,

@@ -32,6 +32,7 @@ _FIELDS = {
     "exit_type": re.compile(r"Worker exit type: (\w{1,40})"),
     "detail": re.compile(r"Worker exit detail: (.*)", re.DOTALL),
 }
+_MOST_SECONDS = 1 << 33
 _WORKER = re.compile(r"[0-9a-f]{56}")
 
 
@@ -71,7 +72,7 @@ def read_events(path: Path) -> Iterator[Note]:
         pid = known.pop("pid", None)
         yield Exit(
             worker_id=str(worker),
-            time=float(time) if isinstance(time, int | float) else None,
+            time=_moment(time),
             pid=int(pid) if pid else None,
             seen=Evidence(
                 kind="log",
@@ -88,12 +89,21 @@ def _objects(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
         number = 0
         while line := file.readline(_LONGEST):
             number += 1
+            # Most of what is none is told without an exception.
+            if not line.lstrip().startswith(b"{"):
+                continue
             try:
                 event = json.loads(line)
             except (ValueError, RecursionError):
                 continue
             if isinstance(event, dict):
                 yield number, event
+
+
+def _moment(value: object) -> float | None:
+    # JSON knows numbers that are no time, and such that are too large.
+    is_time = isinstance(value, int | float) and 0 <= value < _MOST_SECONDS
+    return float(value) if is_time else None  # type: ignore[arg-type]
 
 
 def _is_worker(value: object) -> bool:

@@ -4,13 +4,13 @@ What is known of the end of one worker, and of all of them?
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import attrs
 
-from ..._text import text_table
+from ..._showing import Block, Shown, Table
 from ...findings import Evidence, Location, Missing
 from ...findings.plain import as_plain
 
@@ -32,6 +32,7 @@ DeathKind = Literal[
     "intended",
 ]
 
+_MOST_ROWS = 100
 # How each of them is called in a table.
 _WORDS: Mapping[DeathKind, str] = {
     "native_crash": "native crash",
@@ -183,7 +184,7 @@ class Death:
 
 
 @attrs.frozen(kw_only=True)
-class Deaths:
+class Deaths(Shown):
     """
     Who died in a cluster, and what came first?
 
@@ -225,14 +226,14 @@ class Deaths:
         """
         return [death.to_dict() for death in self.deaths]
 
-    def __str__(self) -> str:
+    def _blocks_(self) -> Iterable[Block]:
         if not self.deaths:
-            return "no death is told"
+            yield "no death is told"
+            return
 
-        return text_table(
-            ["", "time (UTC)", "rank", "who", "pid", "node", "how"],
-            map(_row, self.deaths),
-        )
+        headers = ("", "time (UTC)", "rank", "who", "pid", "node", "how")
+        rows = [_row(death) for death in self.deaths]
+        yield Table(headers, rows, _MOST_ROWS, "deaths")
 
 
 def _row(death: Death) -> list[object]:

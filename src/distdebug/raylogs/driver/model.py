@@ -4,12 +4,13 @@ What is in the output of a driver: who printed, and what failed?
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import attrs
 
 from ..._lines import Origin
-from ..._text import text_table
+from ..._showing import Block, Shown, Table
 from ...findings import Location, Missing
 from ...findings.plain import as_plain
 from ..model import RaySession, WorkerLog
@@ -37,6 +38,7 @@ FailureKind = Literal[
 ]
 
 
+_MOST_ROWS = 100
 # Ways to end that have no type of their own.
 _WANTED = (
     "killed by `ray.kill`",
@@ -184,7 +186,7 @@ class Failure:
 
 
 @attrs.frozen(kw_only=True)
-class DriverLog:
+class DriverLog(Shown):
     """
     What was read out of the output of a driver.
 
@@ -236,23 +238,17 @@ class DriverLog:
         """
         return [as_plain(x) for x in self.failures]
 
-    def __str__(self) -> str:
+    def _blocks_(self) -> Iterable[Block]:
         rows = [(x, x.lines, x.count, x.last_text) for x in self.sources]
-        parts = [text_table(["source", "lines", "count", "last line"], rows)]
-        if self.failures:
-            failed = [
-                (
-                    x.line,
-                    x.kind,
-                    x.label,
-                    x.error or x.exit_type or "",
-                    x.count,
-                )
-                for x in self.failures
-            ]
-            heads = ["line", "what", "who", "how", "times"]
-            parts.append(text_table(heads, failed))
-        return "\n\n".join(parts)
+        heads: tuple[str, ...] = ("source", "lines", "count", "last line")
+        yield Table(heads, rows, _MOST_ROWS, "sources")
+        failed = [
+            (x.line, x.kind, x.label, x.error or x.exit_type or "", x.count)
+            for x in self.failures
+        ]
+        if failed:
+            heads = ("line", "what", "who", "how", "times")
+            yield Table(heads, failed, _MOST_ROWS, "failures")
 
 
 @attrs.frozen(kw_only=True)

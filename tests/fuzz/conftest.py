@@ -1,0 +1,12 @@
+"""
+The targets are a package beside these tests.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from pathlib import Path
+
+
+sys.path.insert(0, str(Path(__file__).parent))

@@ -1,0 +1,162 @@
+"""
+What is demanded of every parser, whatever it is fed?
+
+It returns something that can be shown without harm to a terminal, or raises
+what its documentation tells of; and it takes bounded time and memory.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import threading
+import time
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from .target import Target
+
+
+__all__ = ["Cost", "DefectError", "cost_of", "feed"]
+
+# Whoever takes longer is taken to hang.
+HANG_S = 20.0
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_RESET = Path("/proc/self/clear_refs")
+_STATUS = Path("/proc/self/status")
+
+
+class DefectError(AssertionError):
+    """
+    A parser did what it must not do.
+    """
+
+
+class _HangError(BaseException):
+    """
+    Nobody catches it on the way.
+    """
+
+
+class Cost(NamedTuple):
+    """
+    What an input costs.
+
+    Attributes:
+        seconds: Time of the processor, of all threads.
+
+        mebibytes: How far memory grew; ``None`` where nobody tells.
+    """
+
+    seconds: float
+    mebibytes: float | None
+
+
+def feed(target: Target, data: bytes) -> str:
+    """
+    Feed a parser, and look at what it shows.
+
+    Returns:
+        What it shows; nothing if it refuses.
+
+    Raises:
+        DefectError: It raised something else, hung, or shows what only a
+            terminal understands.
+    """
+    try:
+        with _no_hang():
+            result = target.parse(data)
+            shown = show(result)
+    except target.allowed as exc:
+        shown = ""
+        if isinstance(exc, target.allowed[0]) and _CONTROLS.search(str(exc)):
+            msg = f"{target.name}: its error holds controls: {exc!r:.300}"
+            raise DefectError(msg) from exc
+    except _HangError as exc:
+        msg = f"{target.name}: hangs with {data[:200]!r}"
+        raise DefectError(msg) from exc
+    except MemoryError as exc:
+        msg = f"{target.name}: takes all memory with {data[:200]!r}"
+        raise DefectError(msg) from exc
+    except Exception as exc:
+        msg = f"{target.name}: {type(exc).__name__}: {exc!s:.300}"
+        raise DefectError(msg) from exc
+    if found := _CONTROLS.search(shown):
+        around = shown[max(found.start() - 40, 0) : found.end() + 40]
+        msg = f"{target.name}: shows {found[0]!r} in {around!r}"
+        raise DefectError(msg)
+
+    return shown
+
+
+def show(result: object) -> str:
+    """
+    What people see of a result: of several, each.
+
+    What programs see of it has to be JSON.
+    """
+    if result is None or isinstance(result, bytes | bytearray):
+        return ""
+    if type(result) in {list, tuple, set, frozenset}:
+        return "\n".join(map(show, result))
+    if isinstance(result, str):
+        return result
+    if type(result) in {dict, int, float, bool}:
+        return ""
+    plain = getattr(result, "to_dict", None) or getattr(
+        result, "to_records", None
+    )
+    if plain is not None:
+        # Programs read it, and those of others know no NaN.
+        json.dumps(plain(), allow_nan=False).encode()
+    return str(result)
+
+
+def cost_of(target: Target, data: bytes) -> Cost:
+    """
+    Feed a parser, and tell what that costs.
+    """
+    is_told = _forget_peak()
+    before = _status("VmRSS") if is_told else 0
+    begin = time.process_time()
+    feed(target, data)
+    seconds = time.process_time() - begin
+    grown = (_status("VmHWM") - before) / 1024 if is_told else None
+    return Cost(seconds, grown)
+
+
+@contextmanager
+def _no_hang() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise _HangError
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, HANG_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _forget_peak() -> bool:
+    try:
+        _RESET.write_text("5", encoding="ascii")
+        return _STATUS.exists()
+    except OSError:  # not on every system
+        return False
+
+
+def _status(name: str) -> int:
+    text = _STATUS.read_text(encoding="ascii", errors="replace")
+    _, _, rest = text.partition(f"{name}:")
+    return int(rest.split()[0])

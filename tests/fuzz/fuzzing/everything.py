@@ -1,0 +1,32 @@
+"""
+All targets: importing this fills the table.
+"""
+
+from .targets import (
+    bundles,
+    debugging,
+    dumps,
+    kernel,
+    logs,
+    names,
+    nodes,
+    profiles,
+    sessions,
+    settings,
+    stacks,
+)
+
+
+__all__ = [
+    "bundles",
+    "debugging",
+    "dumps",
+    "kernel",
+    "logs",
+    "names",
+    "nodes",
+    "profiles",
+    "sessions",
+    "settings",
+    "stacks",
+]

@@ -1,0 +1,3 @@
+"""
+The targets, a module for each room; importing one adds its targets.
+"""

@@ -1,0 +1,106 @@
+"""
+What lies in a snapshot, and what torch's debug server tells.
+"""
+
+from __future__ import annotations
+
+import json
+
+from distdebug.bundle.debug_server.files import Told, keep_told
+from distdebug.bundle.debug_server.pages import read_addresses, read_page
+from distdebug.bundle.manifest import (
+    Manifest,
+    NodeEntry,
+    read_manifest,
+    write_manifest,
+)
+from distdebug.bundle.mark import run_in_mark
+from distdebug.bundle.parts import merge_manifests, read_parts
+from distdebug.diagnosis.logs.nodes import read_nodes
+from distdebug.diagnosis.logs.places import find_places
+from distdebug.errors import BundleError
+from distdebug.findings import Missing
+from distdebug.health.stored import (
+    environs_of,
+    judge_node_facts,
+    node_facts,
+)
+from distdebug.nsight.reports.join import join_workers
+
+from ..places import file_of, folder_of
+from ..target import HERE, target
+
+
+def _manifests() -> list[bytes]:
+    lost = Missing(what="dump", reason="none", rank=3, source="x")
+    nodes = (NodeEntry(host="a", status="ok", seconds=1.5, files=3),)
+    one = Manifest(version="1", created=1.7e9, nodes=nodes, skipped=(lost,))
+    return [json.dumps(one.to_dict()).encode()]
+
+
+@target(BundleError, seeds=_manifests)
+def manifest(data: bytes) -> object:
+    """
+    What a snapshot says of itself.
+    """
+    folder = file_of(data, "bundle/manifest.json").parent
+    found = read_manifest(folder)
+    json.dumps(found.to_dict(), allow_nan=False)
+    write_manifest(folder, found)
+    assert read_manifest(folder).nodes == found.nodes
+    return None
+
+
+@target(OSError)
+def parts(data: bytes) -> object:
+    """
+    A snapshot in parts.
+    """
+    folder = folder_of(data, "parts")
+    run_in_mark(folder)
+    merge_manifests(read_parts(folder), version="1", created=0.0)
+    found = find_places([folder])
+    return read_nodes(found.nodes, {}) and None
+
+
+def _nodes() -> list[bytes]:
+    files = sorted((HERE / "seeds" / "node_json").iterdir())
+    return [x.read_bytes() for x in files]
+
+
+@target(ValueError, RecursionError)
+def node_json(data: bytes) -> object:
+    """
+    Facts about a node.
+    """
+    told = json.loads(data)
+    environs_of(told)
+    facts = node_facts(told, host="node0")
+    return facts.host, judge_node_facts(told, host="node0", ranks={7: 3})
+
+
+@target(ValueError, RecursionError)
+def workers_json(data: bytes) -> object:
+    """
+    The workers of a node, as a capture lists them.
+    """
+    rows = json.loads(data)
+    return join_workers([], rows if isinstance(rows, list) else [])
+
+
+@target()
+def debug_server_page(data: bytes) -> object:
+    """
+    A page of torch's debug server.
+    """
+    page = data.decode("utf-8", "replace")
+    read_addresses(page)
+    shown = []
+    for rank, section in list(read_page(page).items())[:50]:
+        told = Told(place=section.place, asked=1.7e9)
+        told.hear("stack", section.text)
+        told.hear("dump", section.text)
+        for file in keep_told(told, rank, 8, folder_of(b"", "told")):
+            file.read_bytes()
+        shown += told.missing.values()
+    return shown

@@ -1,0 +1,154 @@
+"""
+Dumps of the Flight Recorder, and what lies beside them.
+
+The sandbox that dumps are decoded in is left out, so that what happens there
+is seen; its limits are tested elsewhere.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import resource
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest.mock import patch
+
+from distdebug.errors import DumpError
+from distdebug.flight_recorder.analysis.analyze import analyze_dumps
+from distdebug.flight_recorder.columns import Dumps
+from distdebug.flight_recorder.reading import decode
+from distdebug.flight_recorder.reading.assemble import Tables, parse_frames
+from distdebug.flight_recorder.reading.careful import load_plain
+from distdebug.flight_recorder.reading.files import DumpFile, FileName
+from distdebug.flight_recorder.sidecar import read_sidecar
+from distdebug.testing import SimulatedJob, plain_dump
+from distdebug.testing.torch_pickle import torch_pickle
+
+from ..places import file_of
+from ..target import target
+
+
+_MOST_BYTES = 512 << 20
+
+
+def _job() -> SimulatedJob:
+    job = SimulatedJob(4, stack_depth=2)
+    pair = job.new_group([0, 1], "tp")
+    for _ in range(2):
+        job.collective("all_reduce", sizes=[[2, 3]])
+        job.collective("all_gather", pair, output_sizes=[[2]])
+    job.send(0, 3)
+    job.collective("all_reduce", ranks=[0, 1, 3])
+    return job
+
+
+def _plain() -> list[dict]:
+    job = _job()
+    return [plain_dump(job, rank) for rank in (0, 3)]
+
+
+def _pickles() -> list[bytes]:
+    return [torch_pickle(dump) for dump in _plain()]
+
+
+def _jsons() -> list[bytes]:
+    return [json.dumps(dump).encode() for dump in _plain()]
+
+
+def _packed() -> list[bytes]:
+    return [gzip.compress(x) for x in (*_pickles(), *_jsons())]
+
+
+@contextmanager
+def _little_memory() -> Iterator[None]:
+    """
+    A few bytes of a pickle can ask for any amount, so its child gets little.
+    """
+    used = int(Path("/proc/self/statm").read_text().split()[0])
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    most = used * resource.getpagesize() + _MOST_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def _decoded(data: bytes, *, is_limited: bool) -> object:
+    """
+    As the child does it, and then the parent.
+    """
+    path = str(file_of(data, "dump_rank_0"))
+    with patch.object(decode, "limit_process", lambda _: is_limited):
+        message = decode.answer({"path": path})
+        frames = decode.answer({"path": path, "rows": [0, 1, -1, 1 << 40]})
+    name = FileName(0, "", "dump_rank_", is_dump_like=True)
+    file = DumpFile(path, name, "host", 1.7e9)
+    tables = Tables()
+    dump, _ = tables.add(file, message)
+    parse_frames(frames, 4)
+    dumps = Dumps(
+        by_rank={0: dump},
+        groups=tables.groups,
+        ops=tables.ops,
+        shapes=tables.shapes,
+        sidecars={},
+        problems=(),
+        world_size=None,
+        read_frames=None,
+    )
+    return dumps, analyze_dumps(dumps)
+
+
+@target(DumpError, seeds=_pickles)
+def dump_careful(data: bytes) -> object:
+    """
+    A pickle, by the reader that forgives.
+    """
+    return repr(load_plain(data).damage), _decoded(data, is_limited=False)
+
+
+@target(DumpError, seeds=_pickles)
+def dump_fast(data: bytes) -> object:
+    """
+    A pickle, by the one of Python, which gets nothing but plain data.
+    """
+    with _little_memory():
+        return _decoded(data, is_limited=True)
+
+
+@target(DumpError, seeds=_jsons)
+def dump_json(data: bytes) -> object:
+    """
+    A dump in JSON.
+    """
+    return _decoded(data, is_limited=False)
+
+
+@target(DumpError, seeds=_packed, mebibytes=400)
+def dump_gz(data: bytes) -> object:
+    """
+    A dump that was packed.
+    """
+    return _decoded(data, is_limited=False)
+
+
+@target(DumpError)
+def dump_answer(data: bytes) -> object:
+    """
+    What a child answered that a hostile file has taken over.
+    """
+    name = FileName(0, "", "dump_rank_", is_dump_like=True)
+    dump, _ = Tables().add(DumpFile("x", name, None, 1.0), data)
+    return dump.path
+
+
+@target(OSError, ValueError)
+def sidecar(data: bytes) -> object:
+    """
+    What lies beside a dump.
+    """
+    return read_sidecar(file_of(data, "dump_rank_0.sidecar.json")).rank

@@ -1,0 +1,142 @@
+"""
+What the kernel, its drivers, and the tools about them tell.
+"""
+
+from __future__ import annotations
+
+import json
+
+from unittest.mock import patch
+
+from distdebug.capture.permission.status import explain_failure
+from distdebug.health.gpu import smi
+from distdebug.health.gpu.judge import judge_gpus
+from distdebug.health.gpu.rows import gpu_of_row
+from distdebug.health.kernel.events import find_events
+from distdebug.health.kernel.judge import Circumstances, judge_events
+from distdebug.health.kernel.log import parse_kernel_lines
+from distdebug.health.limits import judge_limits, read_limits
+from distdebug.health.memory.judge import judge_memory
+from distdebug.health.memory.read import read_memory
+from distdebug.health.network.infiniband import read_ib_ports
+from distdebug.health.pressure import judge_pressure, read_pressure
+from distdebug.processes.environ import read_environ
+from distdebug.processes.find import find_workers
+from distdebug.processes.proc.maps import read_maps
+from distdebug.processes.proc.procfs import parse_stat, parse_status
+from distdebug.processes.proc.targets import target_of
+from distdebug.processes.state import read_state
+from distdebug.processes.threads import read_system_call, read_threads
+
+from ..places import folder_of
+from ..target import target
+
+
+@target()
+def kernel_log(data: bytes) -> object:
+    """
+    Lines of ``dmesg``, of the journal, and of syslog.
+    """
+    lines = data.decode("utf-8", "replace").split("\n")
+    told = parse_kernel_lines(lines, booted=1.7e9, now=1.8e9)
+    events = find_events(told)
+    return [x.text for x in told[:50]], judge_events(
+        events, Circumstances(host="node0", now=1.8e9)
+    )
+
+
+def _ask_tool(data: bytes) -> object:
+    """
+    Give each question the next part, and the last one for ever.
+    """
+    parts = data.decode("utf-8", "replace").split("\n@@@\n")
+    status = 0 if len(parts) > 1 else 1
+
+    def run(*_: object) -> tuple[int, str]:
+        return status, parts.pop(0) if len(parts) > 1 else parts[0]
+
+    with patch.object(smi, "_run", run):
+        return smi.gpus_by_tool("nvidia-smi", timeout_s=1.0, brief=False)
+
+
+@target(OSError)
+def nvidia_smi(data: bytes) -> object:
+    """
+    What ``nvidia-smi`` answers, question by question.
+    """
+    gpus = _ask_tool(data)
+    return judge_gpus(gpus, host="node0")
+
+
+@target(ValueError, RecursionError)
+def gpu_row(data: bytes) -> object:
+    """
+    One row of it, as a snapshot keeps it.
+    """
+    row = json.loads(data)
+    texts = row if isinstance(row, dict) else {}
+    known = {k: v for k, v in texts.items() if isinstance(v, str)}
+    gpu = gpu_of_row(known, remapped=("Yes", "No"))
+    return gpu.name, judge_gpus([gpu], host="node0")
+
+
+@target()
+def proc_texts(data: bytes) -> object:
+    """
+    Files of one process, each by itself.
+    """
+    parse_stat(data)
+    parse_status(data)
+    return None
+
+
+@target(OSError)
+def proc(data: bytes) -> object:
+    """
+    A folder that looks like ``/proc``.
+    """
+    root = str(folder_of(data, "proc"))
+    read_state(7, root)
+    threads = read_threads(7, root)
+    calls = [read_system_call(7, number, root) for number in threads]
+    read_maps(7, root)
+    read_environ(7, root)
+    target_of(7, "poll", [1 << 63, 9], root)
+    workers = find_workers(root=root)
+    limits = read_limits([7], proc=root)
+    return (
+        [x.name for x in threads.values()],
+        [call for call in calls if call],
+        [(w.title if hasattr(w, "title") else "") for w in workers],
+        judge_limits(limits),
+    )
+
+
+@target(OSError)
+def memory(data: bytes) -> object:
+    """
+    What the kernel tells about memory, control groups, and who waits.
+    """
+    root = str(folder_of(data, "proc"))
+    pressure = read_pressure(proc=root, cgroup=f"{root}/cgroup")
+    found = read_memory([7], proc=root)
+    return judge_pressure(pressure), judge_memory(found)
+
+
+@target()
+def infiniband(data: bytes) -> object:
+    """
+    What adapters for RDMA show.
+    """
+    ports = read_ib_ports(folder=str(folder_of(data, "ib")))
+    return [(p.device, p.state, p.rate) for p in ports]
+
+
+@target()
+def tool_complaint(data: bytes) -> object:
+    """
+    What a tool complains of that could not look into a process.
+    """
+    text = data.decode("utf-8", "replace")
+    tools = ("py-spy", "gdb", "pystack", "cuda-gdb")
+    return [explain_failure(tool, 1 << 22, 1, text, None) for tool in tools]

@@ -1,0 +1,86 @@
+"""
+What Slurm, children on other nodes, and Ray's tables answer.
+"""
+
+from __future__ import annotations
+
+import json
+
+from collections.abc import Callable
+from unittest.mock import patch
+
+from distdebug.debugger.ray_debugger import dashboard, tables
+from distdebug.errors import NodesError
+from distdebug.nodes import slurm
+from distdebug.nodes.model import Ended, NodeStatus, Trouble
+from distdebug.nodes.parcel import unpack_answer
+from distdebug.nodes.wire import ended_from_line, ended_to_line
+
+from ..target import target
+
+
+def _slurm(answer: Callable[[list[str]], Ended]) -> object:
+    with (
+        patch.object(slurm, "run_process", lambda argv, **_: answer(argv)),
+        patch.object(slurm, "_tool", lambda name: name),
+    ):
+        return slurm.Slurm(job="7").places()
+
+
+@target(NodesError)
+def squeue(data: bytes) -> object:
+    """
+    What ``squeue`` prints, and ``scontrol`` after it.
+    """
+    first, _, second = data.partition(b"\n@@@\n")
+
+    def answer(argv: list[str]) -> Ended:
+        return Ended(0, first if argv[0] == "squeue" else second)
+
+    return _slurm(answer)
+
+
+@target(NodesError)
+def slurm_complaint(data: bytes) -> object:
+    """
+    What Slurm's tools complain of.
+    """
+    trouble = slurm._trouble(Ended(1, b"", data))
+    shown = trouble.reason if trouble else ""
+    try:
+        return shown, _slurm(lambda _: Ended(1, b"", data))
+    except NodesError as exc:
+        return shown, str(exc)
+
+
+def _lines() -> list[bytes]:
+    trouble = Trouble(NodeStatus.DEAD, "gone", "wait")
+    found = (Ended(0, b"out", b"err"), Ended(None, trouble=trouble))
+    return [ended_to_line(x).encode() for x in found]
+
+
+@target(seeds=_lines)
+def node_wire(data: bytes) -> object:
+    """
+    What a command left, as a line of text; and the answer of a child.
+    """
+    text = data.decode("utf-8", "replace")
+    unpack_answer("mark", text)
+    ended = ended_from_line(text)
+    ended_to_line(ended)
+    return ended.status
+
+
+def _seeds() -> list[bytes]:
+    return [json.dumps({"env_vars": {"A": "b"}, "pip": ["x"]}).encode()]
+
+
+@target(seeds=_seeds)
+def ray_tables(data: bytes) -> object:
+    """
+    JSON in Ray's own store, and the answer of its dashboard.
+    """
+    text = data.decode("utf-8", "replace")
+    dashboard.split_address(text[:200])
+    tables._shared(tables._loads(text))
+    return dashboard._judged("dashboard", "host:1", data, "2.50.1")

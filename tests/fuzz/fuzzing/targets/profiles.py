@@ -1,0 +1,64 @@
+"""
+What nsys prints and writes.
+"""
+
+from __future__ import annotations
+
+from distdebug.nsight.installed import read_switches
+from distdebug.nsight.patch.text import judge_source, mend_source
+from distdebug.nsight.reports import summarize
+from distdebug.nsight.reports.find import find_nsys_reports
+from distdebug.nsight.reports.join import join_workers
+from distdebug.nsight.reports.names import parse_report_name
+from distdebug.nsight.reports.worker_logs import WorkerLogs
+
+from ..places import file_of, folder_of
+from ..target import HERE, target
+
+
+@target()
+def nsys_csv(data: bytes) -> object:
+    """
+    A table of ``nsys stats``.
+    """
+    rows = summarize._rows([file_of(data, "out_nvtx_sum.csv")])
+    return summarize.ReportSummary(path="report", ranges=rows)
+
+
+@target()
+def nsys_help(data: bytes) -> object:
+    """
+    What nsys tells of its own options and tables.
+    """
+    text = data.decode("utf-8", "replace")
+    read_switches(text)
+    return len(summarize._chosen(summarize._known(text)))
+
+
+@target()
+def nsys_reports(data: bytes) -> object:
+    """
+    Names of reports, in a folder, with logs of workers.
+    """
+    folder = folder_of(data, "nsys")
+    for name in data.decode("utf-8", "replace").split("\n")[:50]:
+        parse_report_name(name[:1000])
+    WorkerLogs().of(folder, 4711)
+    found = find_nsys_reports(folder)
+    workers = [{"host": "h", "pid": 4711, "rank": 3, "logs": ["x"]}]
+    return found, join_workers(found.reports, workers)
+
+
+def _plugins() -> list[bytes]:
+    folder = HERE.parent / "data" / "ray_nsight"
+    return [x.read_bytes() for x in sorted(folder.glob("*.txt"))]
+
+
+@target(SyntaxError, ValueError, seeds=_plugins, mebibytes=800)
+def nsight_plugin(data: bytes) -> object:
+    """
+    The source of Ray's plugin, as some version has it.
+    """
+    state = judge_source(data)
+    mend_source(data)
+    return str(state)

@@ -1,0 +1,131 @@
+"""
+What Ray leaves in the folder of a session.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from distdebug.errors import NoLogsError
+from distdebug.raylogs.deaths.find import find_deaths
+from distdebug.raylogs.deaths.last_words import hear
+from distdebug.raylogs.deaths.report import death_findings
+from distdebug.raylogs.driver.read import driver_lines, read_driver_log
+from distdebug.raylogs.driver.report import driver_findings
+from distdebug.raylogs.find import find_actor_logs
+from distdebug.raylogs.sessions import find_ray_sessions
+from distdebug.raylogs.system import last_activity, system_logs
+from distdebug.raylogs.tails import read_parts, read_tail
+from distdebug.raylogs.workers import worker_logs
+
+from ..places import file_of, folder_of, parcel_of
+from ..target import HERE, target
+
+
+_SAMPLES = HERE.parent / "data" / "ray_sessions"
+_LOGS = "session_2026-11-22_03-17-53_779780_27567/logs"
+
+
+def _sessions() -> list[bytes]:
+    folders = sorted(_SAMPLES.glob("*/*/"))
+    return [parcel_of(x, most=3000)[: 1 << 16] for x in folders]
+
+
+def _files(pattern: str) -> list[bytes]:
+    files = sorted(_SAMPLES.glob(f"*/**/{pattern}"))
+    return [x.read_bytes()[-(1 << 13) :] for x in files[:12]]
+
+
+def _judged(folder: object) -> object:
+    sessions = find_ray_sessions(folder, every=True)
+    deaths = find_deaths(sessions)
+    return deaths, death_findings(deaths)
+
+
+@target(seeds=_sessions)
+def ray_session(data: bytes) -> object:
+    """
+    A folder with anything, out of which sessions are made.
+    """
+    folder = folder_of(data, "ray")
+    sessions = find_ray_sessions(folder, every=True)
+    logs = worker_logs(sessions)
+    return (
+        sessions,
+        logs,
+        [read_tail(log, lines=3) for log in logs],
+        [list(read_parts(log))[:3] for log in logs],
+        find_actor_logs("*", sessions),
+        find_actor_logs("514428", sessions),
+        system_logs(sessions),
+        last_activity(sessions, now=1.8e9),
+        _judged(folder),
+    )
+
+
+def _one(data: bytes, name: str) -> object:
+    folder = folder_of(b"", "ray")
+    for file, content in (
+        (name, data),
+        ("raylet.err", b""),
+        (f"worker-{'ab' * 28}-01000000-28115.err", b""),
+    ):
+        path = folder / _LOGS / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return _judged(folder)
+
+
+@target(seeds=lambda: _files("gcs_server.out"))
+def ray_gcs(data: bytes) -> object:
+    """
+    The log of the head.
+    """
+    return _one(data, "gcs_server.out")
+
+
+@target(seeds=lambda: _files("raylet.out"))
+def ray_raylet(data: bytes) -> object:
+    """
+    The log of a node.
+    """
+    return _one(data, "raylet.out")
+
+
+@target(seeds=lambda: _files("python-core-worker-*.log"))
+def ray_core(data: bytes) -> object:
+    """
+    The log of the core of a worker.
+    """
+    return _one(data, f"python-core-worker-{'ab' * 28}_28115.log")
+
+
+@target(seeds=lambda: _files("event_*.log"))
+def ray_events(data: bytes) -> object:
+    """
+    What Ray writes as JSON, line by line.
+    """
+    return _one(data, "events/event_RAYLET.log")
+
+
+@target(seeds=lambda: _files("worker-*.err"))
+def ray_worker(data: bytes) -> object:
+    """
+    What a worker printed last.
+    """
+    hear(data.decode("utf-8", "replace"))
+    return _one(data, f"worker-{'ab' * 28}-01000000-28115.err")
+
+
+@target(NoLogsError, seeds=lambda: _files("driver.log"))
+def ray_driver(data: bytes) -> object:
+    """
+    The output of a driver.
+    """
+    path = file_of(data, "driver.log")
+    log = read_driver_log(path)
+    return (
+        log,
+        [line.text for line in islice(driver_lines(path), 99)],
+        driver_findings(log),
+    )

@@ -1,0 +1,252 @@
+"""
+Is each threat of ``docs/explanation/security.md`` met, and shown to be?
+
+Most tests stand beside the rooms that they are about; here are those that
+are about several.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import pickle
+import re
+import stat
+
+from pathlib import Path
+
+import pytest
+
+import distdebug
+
+from distdebug.bundle.manifest import MANIFEST, Manifest, NodeEntry
+from distdebug.errors import ConfigError, DistdebugError
+from distdebug.findings import Missing
+from distdebug.testing import SimulatedJob, make_dumps
+
+
+SOURCE = Path(distdebug.__file__).parent
+TESTS = Path(__file__).parents[1]
+PAGE = TESTS.parent / "docs" / "explanation" / "security.md"
+SECRET = "s3cr3t-of-somebody"
+
+# Where code that is not ours may run, and on whose word.
+KNOWN = {
+    # The owner of the process types it.
+    ("debugger/inside/looking.py", "eval"),
+    # The caller's own function, whose digest came by another way.
+    ("nodes/child.py", "pickle.loads"),
+    # What we dumped a moment ago, and nobody else.
+    ("flight_recorder/reading/extract.py", "marshal.loads"),
+}
+# What runs code that is given as data, if its data is not ours.
+DANGEROUS = {
+    *("eval", "exec", "os.system", "os.popen", "pickle.load"),
+    *("pickle.loads", "marshal.load", "marshal.loads", "shelve.open"),
+    *("yaml.load", "yaml.unsafe_load", "cloudpickle.loads"),
+    *("tempfile.mktemp",),
+}
+
+
+class Code:
+    """
+    Is pickled as a call.
+    """
+
+    def __init__(self, function, *arguments):
+        self.call = function, arguments
+
+    def __reduce__(self):
+        return self.call
+
+
+def named_tests():
+    """
+    The tests that the page names, each with its file.
+    """
+    return re.findall(r"`([\w/]+\.py)::(\w+)`", PAGE.read_text())
+
+
+def names_in(file):
+    """
+    The names of all tests of a file, also those in classes.
+    """
+    tree = ast.parse(file.read_text())
+    return {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
+
+
+def calls_in(file):
+    """
+    What a file calls, as it is written.
+    """
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Call):
+            yield node, ast.unparse(node.func)
+
+
+@pytest.mark.skipif(not PAGE.exists(), reason="the page is not here")
+def test_the_tests_of_the_page_exist():
+    """
+    Each row of the page names tests, and all of them are there.
+    """
+    rows = [
+        line
+        for line in PAGE.read_text().partition("## Threats")[2].splitlines()
+        if line.startswith("|") and "---" not in line
+    ]
+    threats = [row for row in rows if not row.startswith("| threat |")]
+
+    lost = [
+        f"{file}::{name}"
+        for file, name in named_tests()
+        if name not in names_in(TESTS / file)
+    ]
+
+    assert [] == lost
+    assert [] == [row for row in threats if "::" not in row]
+    assert len(threats) > 30
+
+
+def test_what_could_run_code_is_known():
+    """
+    Nothing evaluates, unpickles, or asks a shell, but where it is known.
+    """
+    found = {
+        (str(file.relative_to(SOURCE)), name)
+        for file in SOURCE.rglob("*.py")
+        for call, name in calls_in(file)
+        if name in DANGEROUS
+        or any(
+            word.arg == "shell" and ast.unparse(word.value) != "False"
+            for word in call.keywords
+        )
+    }
+
+    assert KNOWN == found
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("kind", ["system", "eval", "import"])
+def test_dumps_run_nothing(tmp_path, protocol, kind):
+    """
+    A dump that would run code is read, and runs nothing.
+    """
+    marker = tmp_path / "was_here"
+    code = {
+        "system": Code(os.system, f"touch {marker}"),
+        "eval": Code(eval, f"open({str(marker)!r}, 'w')"),
+        "import": Code(exec, f"import os; os.mkdir({str(marker)!r})"),
+    }[kind]
+    data = pickle.dumps({"version": "2.10", "entries": [code]}, protocol)
+    (tmp_path / "nccl_trace_rank_0").write_bytes(data)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)
+        dumps = distdebug.read_dumps(tmp_path)
+
+    assert not marker.exists()
+    assert 0 not in dumps.by_rank or not len(dumps.by_rank[0])
+
+
+def test_configurations_run_nothing(tmp_path):
+    """
+    A configuration that would run code is refused, and runs nothing.
+    """
+    pytest.importorskip("yaml")
+    marker = tmp_path / "was_here"
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "debug:\n  enabled: !!python/object/apply:os.system "
+        f"['touch {marker}']\n"
+    )
+
+    with pytest.raises(ConfigError):
+        distdebug.watch(path)
+
+    assert not marker.exists()
+
+
+def bundle(folder):
+    """
+    A snapshot of two ranks on one node.
+    """
+    job = SimulatedJob(2)
+    job.collective("all_reduce")
+    job.collective("all_reduce", ranks=[0])
+    make_dumps(folder / "node" / "dumps", job)
+    return folder
+
+
+def told_about(folder):
+    """
+    All that a diagnosis of a folder says.
+    """
+    try:
+        diagnosis = distdebug.diagnose(folder)
+    except DistdebugError as error:
+        return f"{error} {error.remedy}"
+    return f"{diagnosis} {json.dumps(diagnosis.to_dict())}"
+
+
+@pytest.mark.parametrize(
+    "name", ["node/rank0.log", "node/stacks.txt", "node/worker.out", "more"]
+)
+def test_links_out_of_a_bundle_are_not_read(tmp_path, name):
+    """
+    What a link in a bundle leads to, outside of it, is told nowhere.
+    """
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    line = f"RuntimeError: CUDA out of memory {SECRET}\n"
+    (outside / "rank1.log").write_text(
+        f"Traceback (most recent call last):\n{line}"
+    )
+    folder = bundle(tmp_path / "bundle")
+    is_folder = name == "more"
+    (folder / name).symlink_to(outside if is_folder else outside / "rank1.log")
+
+    told = told_about(folder)
+
+    assert SECRET not in told
+    assert SECRET in told_about(outside)
+
+
+def test_a_manifest_opens_nothing(tmp_path):
+    """
+    Names in a manifest that lead elsewhere are not followed.
+    """
+    (tmp_path / "rank1.log").write_text(f"RuntimeError: {SECRET}\n")
+    folder = bundle(tmp_path / "bundle")
+    elsewhere = NodeEntry(host="../..", status="ok", files=1)
+    lost = Missing(what="log", reason="none", source="../rank1.log")
+    manifest = Manifest(
+        version="1", created=1.7e9, nodes=(elsewhere,), skipped=(lost,)
+    )
+    (folder / MANIFEST).write_text(json.dumps(manifest.to_dict()))
+
+    told = told_about(folder)
+
+    assert SECRET not in told
+    assert SECRET in told_about(tmp_path)
+
+
+def test_what_is_written_is_private(tmp_path):
+    """
+    Whatever the umask: nobody else may enter or read what a snapshot holds.
+    """
+    before = os.umask(0)
+    try:
+        taken = distdebug.snapshot(
+            tmp_path / "hang", pids=[os.getpid()], timeout_s=5.0
+        )
+    finally:
+        os.umask(before)
+
+    modes = {
+        str(path.relative_to(tmp_path)): stat.S_IMODE(path.lstat().st_mode)
+        for path in (taken.folder, *taken.folder.rglob("*"))
+        if not path.is_symlink()
+    }
+    assert {} == {name: oct(m) for name, m in modes.items() if m & 0o077}
+    assert len(modes) > 2
