@@ -40,6 +40,12 @@ class TaskUnschedulableError(Exception):
     """
 
 
+class ActorUnschedulableError(Exception):
+    """
+    As that of Ray.
+    """
+
+
 class RuntimeEnvSetupError(Exception):
     """
     As that of Ray.
@@ -132,6 +138,7 @@ class FakeRay(types.ModuleType):
         self.exceptions = SimpleNamespace(
             NodeDiedError=NodeDiedError,
             TaskUnschedulableError=TaskUnschedulableError,
+            ActorUnschedulableError=ActorUnschedulableError,
             RuntimeEnvSetupError=RuntimeEnvSetupError,
         )
         client = SimpleNamespace(get_all_job_info=self._get_all_job_info)

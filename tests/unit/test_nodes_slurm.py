@@ -226,3 +226,15 @@ class TestExplain:
         What the command itself says is not Slurm's trouble.
         """
         assert slurm._trouble(Ended(complaint=complaint.encode())) is None
+
+
+def test_no_text(command):
+    """
+    What prints no text, where Slurm should be, is told.
+    """
+    command("squeue", "printf '7|RUN|n\\0001\\n'")
+
+    with pytest.raises(NodesError, match="printed what is no text") as caught:
+        list(run_on_nodes(["true"], engine=Slurm(job="7")))
+
+    assert "which squeue" in caught.value.remedy

@@ -9,7 +9,7 @@ import selectors
 import subprocess
 import time
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, cast
 
@@ -92,7 +92,11 @@ class Conversation:
 
 @contextmanager
 def converse(
-    argv: Sequence[str], *, question: bytes, environment: Mapping[str, str]
+    argv: Sequence[str],
+    *,
+    question: bytes,
+    environment: Mapping[str, str],
+    pass_fds: Collection[int] = (),
 ) -> Iterator[Conversation]:
     """
     Talk to a child process; it has to end when its standard input does.
@@ -103,6 +107,8 @@ def converse(
         question: What it is told first.
 
         environment: Its environment.
+
+        pass_fds: What it shares with us.
 
     Yields:
         What it says.
@@ -119,6 +125,7 @@ def converse(
             env=environment,
             # An interrupt is for us; we tell it.
             start_new_session=True,
+            pass_fds=pass_fds,
         ) as process,
         selectors.DefaultSelector() as select,
     ):

@@ -10,7 +10,8 @@ import os
 import sys
 import time
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
@@ -18,8 +19,10 @@ import attrs
 
 from .._text import clean
 from ..errors import MissingDependencyError, NodesError
+from .channel import Door
 from .conversation import Conversation, converse
 from .model import Arrival, Ended, NodeStatus, Trouble
+from .ray_doors import hand_out, handing
 from .wire import ended_from_line
 
 
@@ -103,6 +106,33 @@ class Ray:
             )
             yield from _arrivals(talk, hosts, until)
 
+    @contextmanager
+    def doors(self, argv: Sequence[str]) -> Iterator[Mapping[str, Door]]:
+        """
+        On which nodes of the cluster can a program be started?
+
+        Args:
+            argv: The command.
+
+        Yields:
+            What starts it, by node.
+
+        Raises:
+            MissingDependencyError: Ray is not installed.
+
+            NodesError: There is no such cluster, it differs from the Ray or
+                the Python here, or nobody knows which job is meant.
+        """
+        with handing() as (ours, theirs):
+            errand = {"argv": [], "doors": theirs.fileno()}
+            with self._ask(errand, pass_fds=[theirs.fileno()]) as talk:
+                theirs.close()
+                hosts = _hosts(talk, self.address)["hosts"]
+                try:
+                    yield hand_out(talk, hosts, argv, ours)
+                finally:
+                    ours.close()
+
     def locate(self) -> str:
         """
         Where is the cluster, if it answers?
@@ -118,7 +148,9 @@ class Ray:
         with self._ask({"argv": [], "runtime_env": {}}) as talk:
             return str(_hosts(talk, self.address)["address"])
 
-    def _ask(self, errand: Mapping[str, Any]) -> Any:
+    def _ask(
+        self, errand: Mapping[str, Any], pass_fds: Collection[int] = ()
+    ) -> Any:
         if find_spec("ray") is None:
             msg = "Ray is not installed here"
             raise MissingDependencyError(
@@ -145,6 +177,7 @@ class Ray:
             question=json.dumps(question).encode(),
             # What *we* were started by is no matter of the nodes.
             environment={**os.environ, "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"},
+            pass_fds=pass_fds,
         )
 
     def _where(self) -> tuple[str, str | None]:

@@ -15,17 +15,20 @@ from __future__ import annotations
 import base64
 import json
 import os
+import subprocess
 import sys
 import threading
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from socket import socket
 from typing import IO, Any
 
 from distdebug._text import clean
 from distdebug.errors import NodesError
 from distdebug.nodes.ray_env import runtime_env_of
 from distdebug.nodes.ray_errands import Errands, Say
+from distdebug.nodes.ray_talks import Talks
 
 
 __all__ = ["main"]
@@ -110,7 +113,13 @@ def _serve(
     )
     env = runtime_env_of(task["runtime_env"], task["job"])
     say({"hosts": list(nodes), "address": address})
-    if task["argv"]:
+    if "doors" in task:
+        # Nobody may read what Ray prints as long as this may take.
+        silence = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(silence, 2)
+        os.close(silence)
+        Talks(Program, nodes, env, say).serve(socket(fileno=task["doors"]))
+    elif task["argv"]:
         Errands(on_node, task, env, say).run(nodes, stop)
 
 
@@ -161,6 +170,49 @@ def on_node(errand: bytes, timeout_s: float, host: str) -> bytes:
         bound=Bound(timeout_s=timeout_s),
     )
     return to_line(ended).encode()
+
+
+class Program:
+    """
+    A command that is talked to, inside a Ray worker of its node.
+
+    It gets there by value.  It ends when this does.
+    """
+
+    def __init__(self, argv: list[str]) -> None:
+        self._process = subprocess.Popen(
+            [argv[0] or sys.executable, *argv[1:]],
+            bufsize=0,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def tell(self, data: bytes) -> None:
+        """
+        Tell it something.
+        """
+        view = memoryview(data)
+        try:
+            while view and self._process.stdin:
+                view = view[self._process.stdin.write(view) :]
+        except OSError:
+            pass  # who hears nothing learns why
+
+    def hear(self) -> tuple[bytes, int | None, str]:
+        """
+        What does it say next, or else how did it end?
+        """
+        streams = (self._process.stdout, self._process.stderr)
+        out, err = (stream.fileno() for stream in streams if stream)
+        if data := os.read(out, 1 << 20):
+            return data, None, ""
+        os.set_blocking(err, False)
+        try:
+            complaint = os.read(err, 1 << 16).decode("utf-8", "replace")
+        except BlockingIOError:
+            complaint = ""
+        return b"", self._process.wait(5), complaint
 
 
 def _main() -> int:

@@ -17,7 +17,7 @@ from .model import Ended, NodeStatus, Trouble
 from .wire import ended_to_line
 
 
-__all__ = ["Errands", "Say"]
+__all__ = ["Errands", "Say", "dead_node", "trouble_of_ray"]
 
 _BEAT_S = 0.2
 # So long may the nodes end what is not wanted any more.
@@ -95,7 +95,7 @@ class Errands:
 
         sent = _Sent(node, host, time.monotonic())
         if not node["Alive"]:
-            self._tell(sent, ended_to_line(Ended(trouble=_dead(node))))
+            self._tell(sent, ended_to_line(Ended(trouble=dead_node(node))))
             return
         # It needs nothing, so that it never waits for something to be free.
         place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
@@ -112,7 +112,7 @@ class Errands:
         try:
             line = ray.get(ref)
         except Exception as exc:  # noqa: BLE001 -- whatever Ray makes of it
-            line = ended_to_line(Ended(trouble=_trouble(exc, sent.node)))
+            line = ended_to_line(Ended(trouble=trouble_of_ray(exc, sent.node)))
         self._tell(sent, line)
 
     def _tell(self, sent: _Sent, line: object) -> None:
@@ -135,7 +135,7 @@ class Errands:
         for ref in late:
             sent = self._sent.pop(ref)
             node = _now(sent.node)
-            trouble = None if node["Alive"] else _dead(node)
+            trouble = None if node["Alive"] else dead_node(node)
             self._tell(sent, ended_to_line(Ended(trouble=trouble)))
         self._cancel(late)
 
@@ -160,7 +160,13 @@ def _now(node: Mapping[str, Any]) -> Mapping[str, Any]:
     return node
 
 
-def _dead(node: Mapping[str, Any]) -> Trouble:
+def dead_node(node: Mapping[str, Any]) -> Trouble:
+    """
+    What is there to say of a node that Ray does not reach?
+
+    Args:
+        node: What Ray says of it.
+    """
     why = node.get("DeathReasonMessage")
     return Trouble(
         NodeStatus.DEAD,
@@ -169,13 +175,25 @@ def _dead(node: Mapping[str, Any]) -> Trouble:
     )
 
 
-def _trouble(exc: Exception, node: Mapping[str, Any]) -> Trouble:
+def trouble_of_ray(exc: Exception, node: Mapping[str, Any]) -> Trouble:
+    """
+    What does an exception of Ray mean for a node?
+
+    Args:
+        exc: The exception.
+
+        node: What Ray said of the node.
+    """
     from ray import exceptions
 
     node = _now(node)
-    gone = (exceptions.NodeDiedError, exceptions.TaskUnschedulableError)
+    gone = (
+        exceptions.NodeDiedError,
+        exceptions.TaskUnschedulableError,
+        exceptions.ActorUnschedulableError,
+    )
     if not node["Alive"] or isinstance(exc, gone):
-        return _dead(node)
+        return dead_node(node)
     said = f"{type(exc).__name__}: {clean(str(exc))}"[:1000]
     if isinstance(exc, exceptions.RuntimeEnvSetupError):
         return Trouble(

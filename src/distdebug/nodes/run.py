@@ -12,7 +12,8 @@ import attrs
 from .._text import clean, without_controls
 from ..errors import NodesError
 from .here import Here
-from .model import Arrival, Engine, NodeResult, NodeStatus, Trouble
+from .last_words import trouble_of
+from .model import Arrival, Engine, NodeResult, NodeStatus
 from .parcel import Parcel, pack, unpack_answer
 
 
@@ -108,7 +109,7 @@ def _result(
         return _answered(result, answer)
     if ended.status == 0 and not parcel:
         return result
-    trouble = ended.trouble or _trouble(ended.status, complaint, timeout_s)
+    trouble = ended.trouble or trouble_of(ended.status, complaint, timeout_s)
     return attrs.evolve(
         result,
         status=trouble.status,
@@ -126,29 +127,3 @@ def _answered(result: NodeResult, answer: dict[str, object]) -> NodeResult:
         reason=clean(str(answer.get("reason"))),
         remedy=clean(str(answer.get("remedy") or "")),
     )
-
-
-def _trouble(status: int | None, complaint: str, timeout_s: float) -> Trouble:
-    if status is None:
-        return Trouble(
-            NodeStatus.TIMED_OUT,
-            f"no answer after {timeout_s:g} s",
-            "give it more time, or look at the node itself",
-        )
-    return Trouble(
-        NodeStatus.FAILED,
-        _last_words(status, complaint),
-        _missing_remedy(complaint),
-    )
-
-
-def _last_words(status: int, complaint: str) -> str:
-    lines = [line for line in map(clean, complaint.splitlines()) if line]
-    ended = f"signal {-status}" if status < 0 else f"status {status}"
-    return f"it ended with {ended}" + (f": {lines[-1]}" if lines else "")
-
-
-def _missing_remedy(complaint: str) -> str:
-    if "No module named" in complaint:
-        return "install distdebug on the node, or in its container"
-    return ""

@@ -9,13 +9,16 @@ import re
 import shutil
 import sys
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import attrs
 
 from .._text import clean
 from ..errors import NodesError
+from .channel import Door, open_channel
 from .model import Arrival, Bound, Ended, NodeStatus, Trouble
 from .process import run_errand, run_process
 from .side_by_side import side_by_side
@@ -147,6 +150,30 @@ class Slurm:
             ask, self.places(), at_once=self.at_once, stop=bound.stop
         )
 
+    @contextmanager
+    def doors(self, argv: Sequence[str]) -> Iterator[Mapping[str, Door]]:
+        """
+        On which nodes of the job can a program be started?
+
+        Args:
+            argv: The command.
+
+        Yields:
+            What starts it, by node.
+
+        Raises:
+            NodesError: There is no Slurm, no such job, or it does not run.
+        """
+        yield {
+            host: partial(
+                open_channel,
+                [*prefix, *argv],
+                environment=_environment(),
+                explain=_trouble,
+            )
+            for host, prefix in self.places().items()
+        }
+
     def places(self) -> dict[str, tuple[str, ...]]:
         """
         Which nodes has the job?
@@ -211,7 +238,11 @@ class Slurm:
         )
         said = clean(ended.complaint.decode("utf-8", "replace"))
         if ended.status == 0:
-            return ended.output.decode("utf-8", "replace")
+            output = ended.output.decode("utf-8", "replace")
+            if all(line.isprintable() for line in output.splitlines()):
+                return output
+            msg = f"`{clean(asked)}` printed what is no text"
+            raise NodesError(msg, remedy=f"see what `which {argv[0]}` tells")
         if "Invalid job id" in said:
             msg = f"Slurm knows no job {self.job}"
             raise NodesError(msg, remedy="`squeue --me` lists your jobs")

@@ -52,7 +52,10 @@ def ended_from_line(line: object) -> Ended:
             base64.b64decode(_text(told["complaint"])),
             _trouble(told["trouble"]),
         )
-    except (ValueError, TypeError, LookupError, RecursionError):
+    except (
+        *(LookupError, OverflowError, RecursionError),
+        *(TypeError, ValueError),
+    ):
         return Ended(
             trouble=Trouble(
                 NodeStatus.FAILED,
