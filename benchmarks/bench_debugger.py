@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from distdebug.debugger import DebugClient, connect
+from distdebug.debugger.client.showing import listing_text
 
 
 RANKS = """
@@ -83,6 +84,9 @@ def measure(count: int, repeat: int) -> dict[str, float]:
                     lambda: client.cast("ranks(:)", "p loss"), repeat
                 ),
                 "stack": timed(client.stack, repeat),
+                "show list": timed(
+                    lambda: listing_text(client.list(), width=100), repeat
+                ),
                 "connect": timed(lambda: connect(folder).list(), 1),
             }
     finally:

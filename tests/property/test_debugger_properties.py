@@ -4,13 +4,22 @@ Laws of what is typed at the prompt of the debugger, for any input.
 
 from __future__ import annotations
 
+import ast
 import string
 
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from distdebug.debugger.client.commands import WORDS, parse_command
-from distdebug.debugger.client.model import Output, merge_outputs, plain_text
+from distdebug.debugger.client.answers import Output, merge_outputs
+from distdebug.debugger.client.commands import SHORT, WORDS, parse_command
+from distdebug.debugger.client.model import (
+    Listing,
+    Process,
+    Session,
+    plain_text,
+)
+from distdebug.debugger.client.showing import listing_text, news_text
+from distdebug.debugger.client.talking import meant_for_all
 from distdebug.debugger.selecting import is_selected
 from distdebug.debugger.wire import Feed, pack
 from distdebug.errors import DebuggerError, RankSyntaxError
@@ -54,16 +63,150 @@ def test_cast_is_read_as_written(blank, group, selection, line):
 @given(st.text() | st.text("castranks(),:= 0123#dp\n"))
 @example("cast ranks(" + "(" * 10_000)
 @example("cast ranks(" + "9" * 10_000 + ") n")
+@example("cast ranks(\x1b[31m) n")
 def test_only_known_errors(text):
     """
-    Any text is a command, or refused.
+    Any text is a command, or refused in a short message that can be shown.
     """
     try:
         command = parse_command(text)
-    except (DebuggerError, RankSyntaxError):
+    except (DebuggerError, RankSyntaxError) as exc:
+        message = "\n".join([str(exc), *exc.__notes__])
+        assert 800 > len(message)
+        assert "\x1b" not in message
         return
 
     assert command.word in WORDS
+
+
+@given(
+    st.sampled_from(WORDS),
+    st.none() | groups,
+    selections,
+    blanks,
+    st.sampled_from(["", " ", "\t "]),
+)
+def test_blanks_mean_nothing(word, group, selection, blank, around):
+    """
+    However wide the blanks are, a command means the same.
+    """
+    line = {"cast": "n", "eval": "x", "extend": "5"}.get(word, "")
+    who = [] if word in {"help", "quit", "detach", "attach"} else [selection]
+    if group and who:
+        who = [group, *who]
+    words = [word, *who, *([line] if line else [])]
+    if word == "attach":
+        words.append("3")
+
+    wide = parse_command(f"{around}{blank.join(words)}{around}")
+
+    assert parse_command(" ".join(words)) == wide
+    assert word == wide.word
+
+
+@given(st.sampled_from(sorted(SHORT)), groups, selections)
+def test_short_forms(short, group, selection):
+    """
+    A short form means what the word means.
+    """
+    word = SHORT[short]
+    rest = {
+        "attach": f" {group} 3" if group else " #3",
+        "help": " cast",
+        "quit": "",
+    }.get(word, f" {group or ''} {selection}")
+
+    assert parse_command(word + rest) == parse_command(short + rest)
+
+
+@given(
+    st.text("castevlndihpx =+.,()[]0123'", max_size=20)
+    | st.tuples(
+        st.sampled_from([*WORDS, *SHORT, "p", "ranks"]),
+        st.sampled_from(
+            [" = 3", ".x", "(x)", " in x", " if x else y", "[0]", " + 1", ""]
+        ),
+    ).map("".join)
+)
+@example("cast in x")
+@example("attach # 3")
+def test_python_stays_with_the_rank(line):
+    """
+    What is Python is never taken from the rank that one is attached to.
+    """
+    try:
+        ast.parse(line.strip())
+    except (SyntaxError, ValueError):
+        return
+
+    assert meant_for_all(line) is None
+
+
+def held(rank, stops):
+    """
+    A process with some threads that are held.
+    """
+    place = {"function": "step", "file": "train.py", "line": 7}
+    return Process(
+        path=f"{rank}.sock",
+        group="job",
+        rank=rank,
+        coords={},
+        host="node",
+        pid=rank,
+        sessions=tuple(
+            Session(
+                key=f"{rank}:{n}",
+                number=n,
+                thread="MainThread",
+                reason="breakpoint",
+                state="stopped",
+                left_s=1000,
+                **{**place, "line": line},
+            )
+            for n, line in enumerate(stops)
+        ),
+        **place,
+    )
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 3), max_size=2), min_size=1, max_size=90)
+)
+def test_listed(stops):
+    """
+    A list shows every rank and every number, folded or not.
+    """
+    processes = tuple(held(rank, lines) for rank, lines in enumerate(stops))
+    listing = Listing(processes=processes)
+
+    rows = [row.split() for row in listing_text(listing).splitlines()]
+    cells = [row for row in rows if "job" in row]
+
+    columns = [row[row.index("job") + 1] for row in cells]
+    assert {*range(len(stops))} == {
+        rank for cell in columns for rank in unfold_ranks(cell)
+    }
+    numbers = [
+        n for r in cells if r[0] != "job" for n in unfold_ranks(r[0][1:])
+    ]
+    assert [*range(1, len(listing.sessions) + 1)] == sorted(numbers)
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 3), max_size=2), max_size=9),
+    st.lists(st.lists(st.integers(1, 3), max_size=2), max_size=9),
+)
+def test_news(before, after):
+    """
+    There is news if and only if somebody stopped, went on, or has ended.
+    """
+    old = Listing(processes=tuple(held(n, s) for n, s in enumerate(before)))
+    new = Listing(processes=tuple(held(n, s) for n, s in enumerate(after)))
+
+    keys = [{s.key for _, s in listing.sessions} for listing in (old, new)]
+    is_same = keys[0] == keys[1] and len(before) <= len(after)
+    assert is_same == (not news_text(old, new))
 
 
 @given(selections, sizes)

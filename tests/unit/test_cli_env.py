@@ -95,3 +95,22 @@ def test_installed_torch(monkeypatch):
     monkeypatch.setattr(importlib.metadata, "version", missing)
 
     assert env._installed_torch() is None
+
+
+@pytest.mark.parametrize("is_json", [False, True], ids=["shell", "JSON"])
+def test_debugger(capsys, monkeypatch, is_json):
+    """
+    What lets ranks be debugged is printed alone.
+    """
+    monkeypatch.setenv("PYTHONPATH", "/my code")
+
+    status = main(["env", "--debugger", *(["--json"] * is_json)])
+
+    printed = capsys.readouterr().out
+    assert 0 == status
+    if is_json:
+        assert "1" == json.loads(printed)["variables"]["DISTDEBUG"]
+    else:
+        assert "export DISTDEBUG=1\n" in printed
+        assert printed.count("export ") == 3
+        assert "on_path:/my code'\n" in printed

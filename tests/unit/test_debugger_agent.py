@@ -24,10 +24,12 @@ import pytest
 
 import distdebug
 
+from distdebug.debugger.folders import socket_path
 from distdebug.debugger.inside import agent, arming, audit, patience
 from distdebug.debugger.inside.arming import arm, disarm, is_armed
 from distdebug.debugger.inside.audit import keep_record
 from distdebug.debugger.inside.breakpoints import set_trace
+from distdebug.debugger.inside.stops import open_stop
 from distdebug.debugger.wire import LIMIT_BYTES
 
 
@@ -208,7 +210,7 @@ class TestSafety:
 
     def test_many(self, armed, monkeypatch):
         """
-        Only so many are talked to at a time; then there is room again.
+        Only so many are talked to at a time, and who comes then is told so.
         """
         with contextlib.ExitStack() as stack:
             crowd = [
@@ -218,9 +220,13 @@ class TestSafety:
             for client in crowd:
                 said(client, b'{"op":"list"}\n')
 
-            assert asked(armed, op="list") is None
+            assert "16 others" in asked(armed, op="list")["error"]
+            monkeypatch.setattr(agent, "_GIVES_WAY_S", 0.0)
+            assert 4 == asked(armed, op="list", id=4)["id"]
+            assert b"" == crowd[0].recv(10)
         for _ in range(1000):
-            if answer := asked(armed, op="list", id=3):
+            answer = asked(armed, op="list", id=3)
+            if "error" not in answer:
                 break
             time.sleep(0.01)
 
@@ -249,7 +255,7 @@ class TestSafety:
         If a connection cannot be taken, the next one is waited for.
         """
 
-        class Tired:
+        class Tired(socket.socket):
             """
             Fails once, and is closed then.
             """
@@ -258,10 +264,9 @@ class TestSafety:
 
             def accept(self):
                 self.times += 1
+                if self.times == 2:
+                    self.close()
                 raise OSError(24, "too many open files")
-
-            def fileno(self):
-                return 5 if self.times == 1 else -1
 
         tired = Tired()
 
@@ -512,7 +517,7 @@ class TestArming:
         """
         The socket of a dead process with our number is replaced.
         """
-        path = folder / f"0.{os.getpid()}.sock"
+        path = socket_path(folder, None)
         path.touch()
 
         assert path == arm()
@@ -533,73 +538,241 @@ class TestArming:
         armed.unlink()
 
 
+class TestMishaps:
+    """
+    What may happen to a process that is armed, and must not end it.
+    """
+
+    def test_folder_is_gone(self, armed, folder):
+        """
+        Where somebody has removed the folder, it is there again at a stop.
+        """
+        shutil.rmtree(folder)
+
+        assert arming.ready_to_stop()
+
+        assert armed.exists()
+        assert 7 == asked(armed, op="list", id=7)["id"]
+
+    def test_folder_cannot_be_made(self, armed, folder, monkeypatch, caplog):
+        """
+        If it cannot be made again, nobody is held.
+        """
+        armed.unlink()
+
+        def refuse(_):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(arming, "make_folder", refuse)
+
+        assert not arming.ready_to_stop()
+        assert "No space left" in caplog.text
+
+    def test_no_thread(self, folder, monkeypatch, caplog):
+        """
+        Where no thread can be started, the job goes on.
+        """
+
+        def refuse(*_):
+            msg = "can't start new thread"
+            raise RuntimeError(msg)
+
+        monkeypatch.setattr(arming, "serve", refuse)
+
+        assert arm() is None
+        assert [] == list(folder.iterdir())
+        assert "can't start new thread" in caplog.text
+
+    def test_full_disk(self, folder):
+        """
+        On a disk that is full, commands are obeyed, though not written down.
+        """
+        program = (
+            "import resource, sys\n"
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+            "from distdebug.debugger import arm\n"
+            "print(arm(), flush=True)\n"
+            "sys.stdin.read()\n"
+            "print('went on')"
+        )
+        with running(program) as process:
+            path = process.stdout.readline().strip()
+
+            answer = asked(path, op="eval", expression="1 + 1")
+
+            rest, _ = process.communicate("", timeout=60)
+        assert "2" == answer["output"]
+        assert "went on" in rest
+        assert 0 == process.returncode
+        assert "" == (folder / "audit.jsonl").read_text()
+
+    def test_fork_in_a_conversation(self, folder):
+        """
+        A child that is forked keeps no conversation of its parent open.
+        """
+        program = (
+            "import os, sys, time\n"
+            "from distdebug.debugger import arm\n"
+            "print(arm(), flush=True)\n"
+            "sys.stdin.readline()\n"
+            "if os.fork() == 0:\n"
+            "    sys.stdin.read()\n"
+            "    os._exit(0)\n"
+            "os._exit(0)\n"
+        )
+        with running(program) as process:
+            path = process.stdout.readline().strip()
+            with connected(path) as client:
+                first = said(client, b'{"op":"list","id":1}\n')
+                process.stdin.write("\n")
+                process.stdin.flush()
+                process.wait(60)
+
+                assert 1 == first["id"]
+                assert b"" == client.recv(10)
+
+    def test_client_that_dies_while_it_waits(self, armed):
+        """
+        Who hangs up in the middle of a command keeps nobody from being heard.
+        """
+        stop = open_stop("breakpoint", 1000)
+        stop.arrive(sys._getframe())
+        reader = threading.Thread(target=stop.read)
+        reader.start()
+        while "stopped" != stop.state:
+            time.sleep(0.001)
+        request = {"op": "command", "keys": [stop.key], "line": "n"}
+        with connected(armed) as client:
+            client.sendall(
+                json.dumps({**request, "wait": 60}).encode() + b"\n"
+            )
+            reader.join(30)
+
+        answer = asked(armed, **request)
+
+        assert "busy" in answer["stops"][stop.key]["error"]
+        stop.close()
+
+
+@contextlib.contextmanager
+def running(program):
+    """
+    A process of its own that can be written to, and is ended.
+    """
+    source = Path(distdebug.__file__).parents[1]
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(source)},
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate(timeout=60)
+
+
 class FakeGroup:
     """
-    A process group, as far as its time-out goes.
+    A process group, and what carries out its collectives, as far as its
+    time-out goes.
     """
 
     def __init__(self, seconds):
         self.options = self
         self._timeout = seconds
-        self._device_types = ["cpu"]
+        self._device_types = ["cuda", "cpu"]
 
     def _get_backend(self, device):
         return self
 
+    def _set_default_timeout(self, timeout):
+        self._timeout = timeout
+
 
 class TestPatience:
     @pytest.fixture
-    def dist(self, monkeypatch):
+    def c10d(self, monkeypatch):
         """
         As much of torch.distributed as is needed.
         """
-
-        def set_timeout(timeout, group):
-            group._timeout = timeout
-
-        group = FakeGroup(timedelta(seconds=8))
-        long = FakeGroup(timedelta(hours=9))
-        made = FakeGroup(timedelta(seconds=8))
-        groups = {ModuleType("no group"): 2, long: 1, group: 3}
-
-        def new_group():
-            groups[made] = 4
-            return made
-
-        c10d, fake = ModuleType("c10d"), ModuleType("dist")
-        c10d._world = SimpleNamespace(pg_map=groups)
-        c10d._set_pg_timeout = set_timeout
-        fake.distributed_c10d = c10d
-        c10d.new_group = fake.new_group = new_group
-        monkeypatch.setitem(sys.modules, "torch.distributed", fake)
-        monkeypatch.setitem(
-            sys.modules, "torch.distributed.distributed_c10d", c10d
+        groups = [
+            ModuleType("no group"),
+            FakeGroup(timedelta(seconds=8)),
+            FakeGroup(timedelta(hours=9)),
+        ]
+        fake = ModuleType(patience._MODULE)
+        fake._world = SimpleNamespace(pg_map=dict.fromkeys(groups))
+        fake._register_process_group = lambda name, group: (
+            fake._world.pg_map.update({group: name})
         )
-        fake.groups = [group, long, made]
+        monkeypatch.setitem(sys.modules, patience._MODULE, fake)
         return fake
 
-    def test_raised_and_restored(self, dist):
+    def timeouts(self, c10d):
+        """
+        Those of all groups, in seconds.
+        """
+        return [
+            g._timeout.total_seconds()
+            for g in c10d._world.pg_map
+            if isinstance(g, FakeGroup)
+        ]
+
+    def test_raised_and_restored(self, c10d):
         """
         Time-outs are raised, of later groups too, and put back in the end.
         """
-        original = dist.new_group
+        original = c10d._register_process_group
 
         patience.raise_timeouts(3600)
-        dist.new_group()
-        raised = [g._timeout.total_seconds() for g in dist.groups]
+        c10d._register_process_group("late", FakeGroup(timedelta(seconds=5)))
+        raised = self.timeouts(c10d), patience.shortest_timeout_s()
         patience.restore_timeouts()
-        restored = [g._timeout.total_seconds() for g in dist.groups]
 
-        assert [3600, 32400, 3600] == raised
-        assert [8, 32400, 8] == restored
-        assert original is dist.new_group
+        assert ([3600, 32400, 3600], 3600) == raised
+        assert [8, 32400, 5] == self.timeouts(c10d)
+        assert 5 == patience.shortest_timeout_s()
+        assert original is c10d._register_process_group
+
+    def test_unknown_torch(self, c10d, caplog):
+        """
+        If groups that are made later cannot be seen, that is said.
+        """
+        del c10d._register_process_group
+
+        patience.raise_timeouts(3600)
+
+        assert [3600, 32400] == self.timeouts(c10d)
+        assert "made later stay as they are" in caplog.text
+        patience.restore_timeouts()
 
     def test_without_torch(self, folder, monkeypatch, caplog):
         """
         Without torch there is no time-out, and that is said.
         """
-        monkeypatch.setitem(sys.modules, "torch.distributed", None)
+        monkeypatch.setitem(sys.modules, patience._MODULE, None)
 
         arm(collective_timeout=60)
 
-        assert "not imported yet" in caplog.text
+        assert "no torch whose time-outs" in caplog.text
+        assert patience.shortest_timeout_s() is None
+
+    @pytest.mark.parametrize(
+        ("limit", "is_warned"), [(7, False), (9, True)], ids=["short", "long"]
+    )
+    def test_warned(self, folder, c10d, caplog, limit, is_warned):
+        """
+        Who may be held for longer than others wait is warned.
+        """
+        stop = open_stop("breakpoint", limit)
+        stop.arrive(sys._getframe())
+        found = stop.to_dict()
+        stop.close()
+
+        assert 7 < found["patience_left_s"] <= 8
+        for text in (caplog.text, stop.text()):
+            assert is_warned == ("give up waiting" in text)
+            assert is_warned == ("after 8 s" in text)

@@ -5,143 +5,58 @@ Who asks the ranks, at a prompt and by the command ``dbg``.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
-import shutil
 import socket
-import subprocess
 import sys
-import tempfile
 import threading
 import time
 
-from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
 from distdebug import debugger
 from distdebug.__main__ import main
-from distdebug.debugger.client import (
-    calls,
-    connecting,
-    everywhere,
-    outside,
-    shell,
-)
+from distdebug.debugger.client import calls, here, outside, shell, unprepared
 from distdebug.debugger.client.asking import Ranks
-from distdebug.debugger.client.commands import WORDS
+from distdebug.debugger.client.commands import parse_command
 from distdebug.debugger.client.connecting import connect
-from distdebug.debugger.client.everywhere import ask_everywhere
-from distdebug.debugger.client.shell import line_editing, run_shell
+from distdebug.debugger.client.here import Here, job_text
+from distdebug.debugger.client.model import Silent
+from distdebug.debugger.client.obeying import obey
 from distdebug.debugger.inside.agent import listen
-from distdebug.debugger.wire import Feed, pack
 from distdebug.errors import CaptureError, DebuggerError
-from distdebug.nodes.model import Arrival, Ended
+from distdebug.processes.model import Worker
 from distdebug.stacks.model import ProcessStacks, StackFrame, ThreadStack
 
 
-class Rank:
+@pytest.fixture
+def folder(socket_folder):
     """
-    A process that answers as it was told to.
+    The folder of the sockets.
     """
-
-    def __init__(self, folder, rank, **options):
-        self.rank = rank
-        self.path = folder / f"{rank}.{os.getpid()}.sock"
-        self.listener = listen(self.path)
-        self.coords = options.get("coords", {})
-        self.group = options.get("group", "job")
-        self.thread = "MainThread"
-        self.state = options.get("state", "stopped")
-        self.last = "> train.py(7)step()"
-        self.lines = []
-        self.mute = ()
-        threading.Thread(target=self.serve, daemon=True).start()
-
-    def serve(self):
-        """
-        Talk to one client after the other.
-        """
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self.listener.accept()
-                with client, contextlib.suppress(OSError):
-                    self.talk(client)
-
-    def talk(self, client):
-        """
-        Answer a client until it hangs up.
-        """
-        feed = Feed()
-        while data := client.recv(1 << 16):
-            for request in feed.take(data):
-                if request["op"] in self.mute:
-                    continue
-                answer = self.answer(request)
-                client.sendall(pack({"id": request["id"], **answer}))
-
-    def answer(self, request):
-        """
-        Answer one request.
-        """
-        op, key = request["op"], f"node:1:2:3:{self.rank}"
-        place = {"function": "step", "file": "train.py", "line": 7}
-        if op == "list":
-            stop = {"key": key, "number": 1, "thread": self.thread, **place}
-            stop.update(state=self.state, reason="breakpoint", left_s=5.0)
-            return {
-                "process": {
-                    "group": self.group,
-                    "rank": self.rank,
-                    "coords": self.coords,
-                    "host": "node",
-                    "pid": 1000 + self.rank,
-                },
-                "main": place,
-                "stops": [stop] if self.state else [],
-            }
-        self.lines.append(request.get("line", op))
-        if op in {"eval", "interrupt", "resume"}:
-            return {"output": f"{op} {self.rank}", "state": ""}
-        if op == "stack":
-            return {"threads": [{"thread": "MainThread", "frames": [place]}]}
-        if op == "last":
-            said = {"state": self.state, "output": self.last}
-        elif request.get("line") in {"c", "detach", "abort"}:
-            self.state = ""
-            said = {"state": "ended", "output": ""}
-        else:
-            said = {"state": "stopped", "output": f"did {self.lines[-1]}\n"}
-        return {"stops": dict.fromkeys(request["keys"], said)}
+    return socket_folder
 
 
 @pytest.fixture
-def folder(monkeypatch):
-    """
-    A folder for sockets; its path is short, as the kernel wants.
-    """
-    path = Path(tempfile.mkdtemp(prefix="dd", dir="/tmp"))
-    monkeypatch.setenv("DISTDEBUG_DIR", str(path))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
-
-
-@pytest.fixture
-def ranks(folder):
+def ranks(folder, answering_rank):
     """
     Four ranks that are stopped.
     """
-    made = [
-        Rank(folder, rank, coords={"dp": rank // 2, "tp": rank % 2})
-        for rank in range(4)
+    return [
+        answering_rank(folder, r, coords={"dp": r // 2, "tp": r % 2})
+        for r in range(4)
     ]
-    yield made
-    for rank in made:
-        # This wakes up who waits in accept().
-        with contextlib.suppress(OSError):
-            rank.listener.shutdown(socket.SHUT_RDWR)
-        rank.listener.close()
+
+
+def nobody(pid):
+    """
+    A process of this node that does not answer.
+    """
+    return Silent(host="", pid=pid)
 
 
 class TestClient:
@@ -191,7 +106,9 @@ class TestClient:
         Who does not answer keeps nobody waiting, and is looked at from outside.
         """
         monkeypatch.setattr(
-            connecting, "stack_from_outside", lambda pid: f"py-spy of {pid}"
+            here,
+            "stacks_from_outside",
+            lambda pids: tuple(f"py-spy of {pid}" for pid in pids),
         )
         ranks[1].mute = {"list"}
 
@@ -200,9 +117,50 @@ class TestClient:
             stacks = client.stack()
 
         assert [0, 2, 3] == [p.rank for p in listing]
-        assert (os.getpid(),) == listing.silent
+        assert (nobody(os.getpid()),) == listing.silent
         assert (f"py-spy of {os.getpid()}",) == stacks.notes
         assert 3 == len(stacks.outputs)
+
+    def test_unarmed(self, ranks, monkeypatch):
+        """
+        Ranks of the job that are not armed are looked at from outside.
+        """
+        other = Worker(
+            pid=7,
+            start_ticks=1,
+            parent_pid=1,
+            uid=0,
+            title="",
+            framework="torchrun",
+            rank=4,
+        )
+        monkeypatch.setattr(here, "unarmed_workers", lambda _: (other,))
+        monkeypatch.setattr(outside, "_stack", lambda pid, why: why)
+
+        with connect() as client:
+            everybody = client.stack()
+            alone = obey(client, parse_command("stack 4"))
+            another = client.stack("ranks(0)")
+            grouped = client.stack(group="job")
+            with pytest.raises(DebuggerError, match="no group other"):
+                client.stack(group="other")
+
+        told = ("rank 4 (process 7) is not armed",)
+        assert 4 == len(everybody.outputs)
+        assert [told] * 3 == [a.notes for a in (everybody, alone, grouped)]
+        assert () == another.notes
+
+    def test_nobody_armed(self, folder, monkeypatch):
+        """
+        Where nobody listens, the jobs of others are left alone.
+        """
+        monkeypatch.setattr(here, "unarmed_workers", Mock())
+
+        with connect() as client:
+            with pytest.raises(DebuggerError, match="no rank listens"):
+                client.stack()
+
+        here.unarmed_workers.assert_not_called()
 
     def test_all_silent(self, ranks, monkeypatch):
         """
@@ -217,6 +175,21 @@ class TestClient:
         assert () == answers.outputs
         assert 4 == len(answers.silent)
 
+    def test_other_process(self, folder, answering_rank):
+        """
+        Who has the number of a rank, but comes after it, is told apart.
+        """
+        answering_rank(folder, 0)
+        (folder / "inner").mkdir(mode=0o700)
+        reader = answering_rank(folder / "inner", 0)
+        reader.pid = 2000
+        reader.path.rename(folder / "0.2000.sock")
+
+        with connect() as client:
+            values = client.eval("ranks(:)", "x")
+
+        assert "[0, 0 other process] eval 0" == str(values)
+
     def test_late(self, ranks):
         """
         What comes too late is not taken for the answer to the next question.
@@ -229,45 +202,49 @@ class TestClient:
                 client.attach(0).send("n", wait_s=0.0)
             ranks[0].mute = ()
 
-            assert "did p 1\n" == client.attach(0).send("p 1").text
+            assert "did p 1" == client.attach(0).send("p 1").text
         assert [1] == [o.rank for o in answers.outputs]
-        assert (1000,) == answers.silent
+        assert (nobody(os.getpid()),) == answers.silent
 
     def test_interrupted(self, ranks, monkeypatch):
         """
         Who stops waiting for a rank that runs can ask it something else.
         """
         ranks[0].mute = {"command"}
-        send = calls._send
+        collect = calls._collect
 
-        def interrupt(line, request, timeout_s):
-            send(line, request, timeout_s)
-            if request["op"] == "command":
-                raise KeyboardInterrupt
-            return True
+        def interrupt(asked, found, until):
+            raise KeyboardInterrupt
 
         with connect() as client:
             attached = client.attach(0)
-            monkeypatch.setattr(calls, "_send", interrupt)
+            monkeypatch.setattr(
+                calls,
+                "_collect",
+                lambda asked, found, until: (
+                    interrupt(asked, found, until)
+                    if found.keys() == {str(ranks[0].path)}
+                    else collect(asked, found, until)
+                ),
+            )
             with pytest.raises(KeyboardInterrupt):
                 attached.send("n")
 
-            monkeypatch.setattr(calls, "_send", send)
+            monkeypatch.setattr(calls, "_collect", collect)
             ranks[0].mute = ()
 
-            assert "did p 1\n" == attached.send("p 1").text
+            assert "did p 1" == attached.send("p 1").text
 
-    def test_comes_and_goes(self, folder, ranks):
+    def test_comes_and_goes(self, folder, ranks, answering_rank):
         """
         Ranks that begin to listen later are found, and those gone are not.
         """
         with connect() as client:
             client.list()
-            new = Rank(folder, 9)
+            answering_rank(folder, 9)
             ranks[0].path.unlink()
 
             assert [1, 2, 3, 9] == [p.rank for p in client.list()]
-        new.listener.close()
 
     def test_killed(self, folder, ranks):
         """
@@ -301,7 +278,7 @@ class TestClient:
 
         threading.Thread(target=babble, daemon=True).start()
         with listener, connect() as client:
-            assert (1,) == client.list().silent
+            assert (nobody(1),) == client.list().silent
             assert () == client.list().processes
 
     def test_hangs_up(self, folder):
@@ -322,7 +299,7 @@ class TestClient:
         with listener, connect(timeout_s=30) as client:
             began = time.monotonic()
 
-            assert (1,) == client.list().silent
+            assert (nobody(1),) == client.list().silent
 
         assert ready.wait(30)
         assert time.monotonic() - began < 20
@@ -350,7 +327,79 @@ class TestClient:
         assert not line.is_open()
         line.close()
         assert not line.is_open()
-        assert {"a": None} == calls.ask_all({"a": line}, {"a": {}}, 1.0)
+        peers = {"a": calls.Peer(line)}
+        assert {"a": None} == calls.ask_all(peers, {"a": {}}, 1.0)
+
+    def test_crowded(self, folder):
+        """
+        A process that takes no more connections is told of, and not waited for.
+        """
+        path = folder / "0.1.sock"
+        with socket.socket(socket.AF_UNIX) as full, connect() as client:
+            full.bind(str(path))
+            full.listen(0)
+            with calls.open_line(path, 1.0).socket:
+                assert (nobody(1),) == client.list().silent
+
+    def test_floods(self, folder):
+        """
+        A process that talks without end keeps nobody waiting.
+        """
+        listener = listen(folder / "0.1.sock")
+
+        def flood():
+            client, _ = listener.accept()
+            with client, contextlib.suppress(OSError):
+                while True:
+                    client.sendall(b'{"id":99}\n' * 6000)
+
+        threading.Thread(target=flood, daemon=True).start()
+        with listener, connect(timeout_s=0.3) as client:
+            began = time.monotonic()
+
+            assert (nobody(1),) == client.list().silent
+        assert time.monotonic() - began < 20
+
+    def test_endless(self, folder, monkeypatch):
+        """
+        A line on which too much was said unasked counts as closed.
+        """
+        ours, theirs = socket.socketpair()
+        monkeypatch.setattr(calls, "_MOST_BLOCKS", 3)
+        monkeypatch.setattr(calls, "_BLOCK", 16)
+        with ours, theirs:
+            theirs.sendall(b'{"id":99}\n' * 20)
+
+            assert not calls.Line(ours).is_open()
+
+    def test_slowly(self, ranks):
+        """
+        What cannot be sent at once is sent when there is room.
+        """
+        line = calls.open_line(ranks[0].path, 1.0)
+        line.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 5000)
+        peers = {"a": calls.Peer(line)}
+        request = {"op": "eval", "expression": "x" * 500_000}
+
+        answers = calls.ask_all(peers, {"a": request}, 30.0)
+
+        assert "eval 0" == answers["a"]["output"]
+        assert not line.unsent
+        line.close()
+
+    def test_refused(self, folder):
+        """
+        Who does not understand a question answers all that are open.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            theirs.sendall(b'{"id": null, "error": "too long"}\n')
+            peer = calls.Peer(calls.Line(ours))
+
+            found = calls.ask_all({"a": peer}, {"a": {"op": "list"}}, 1.0)
+
+        assert "too long" == found["a"]["error"]
+        peer.hang_up()
 
 
 class TestConnect:
@@ -361,7 +410,7 @@ class TestConnect:
         """
         monkeypatch.delenv("DISTDEBUG_DIR")
         monkeypatch.setattr(
-            connecting, "job_folders", lambda: tuple(folder.iterdir())
+            here, "job_folders", lambda: tuple(sorted(folder.iterdir()))
         )
         return folder
 
@@ -374,7 +423,7 @@ class TestConnect:
 
         assert "DISTDEBUG=1" in caught.value.remedy
 
-    def test_one(self, base):
+    def test_one(self, base, answering_rank):
         """
         The only job that listens is meant.
         """
@@ -382,28 +431,84 @@ class TestConnect:
             (base / name).mkdir(mode=0o700)
         with socket.socket(socket.AF_UNIX) as dead:
             dead.bind(str(base / "old" / "0.1.sock"))
-        rank = Rank(base / "new", 0)
+        answering_rank(base / "new", 0)
 
         with connect() as client:
             assert [0] == [p.rank for p in client.list()]
-            assert base / "new" == client.ranks.folder
-        rank.listener.close()
+            assert base / "new" == client.ranks.reach.folder
 
-    def test_several(self, base):
+    def test_several(self, base, answering_rank, monkeypatch):
         """
-        If several jobs listen, one must be chosen.
+        If several jobs listen, one must be chosen; a Slurm job has its own.
         """
-        made = []
-        for name in ("a", "b"):
+        for name in ("7.0-node-1-29500", "71.0"):
             (base / name).mkdir(mode=0o700)
-            made.append(Rank(base / name, 0))
+            answering_rank(base / name, 0)
 
         with pytest.raises(DebuggerError, match="2 jobs") as caught:
             connect()
+        monkeypatch.setenv("SLURM_JOB_ID", "7")
+        with connect() as client:
+            chosen = client.ranks.reach.folder
 
-        assert str(base / "b") in caught.value.remedy
-        for rank in made:
-            rank.listener.close()
+        assert f"--dir {base / '71.0'} (1 process of " in caught.value.remedy
+        assert "7.0-node-1-29500" == chosen.name
+
+    @pytest.mark.parametrize("launched", ["127.0.0.1-29500", "job-1"])
+    def test_another(self, base, answering_rank, monkeypatch, launched):
+        """
+        No job is preferred to another outside of Slurm, however it is called.
+        """
+        monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+        for name in (launched, "job"):
+            (base / name).mkdir(mode=0o700)
+            answering_rank(base / name, 0)
+
+        with pytest.raises(DebuggerError, match="2 jobs listen"):
+            connect()
+
+    @pytest.mark.parametrize(
+        ("line", "program"),
+        [
+            (b"python\0-u\0/job/train.py\0--lr=1\0", "train.py"),
+            (b"python\0-m\0verl.trainer\0a=b\0", "-m verl.trainer"),
+            (b"/usr/bin/serve\0-x\0", "/usr/bin/serve"),
+            (b"ray::Trainer.fit\0\0\0", "ray::Trainer.fit"),
+            (b"", "unknown"),
+        ],
+        ids=["script", "module", "program", "title", "kernel"],
+    )
+    def test_told(self, base, answering_rank, monkeypatch, line, program):
+        """
+        A job is told by its folder, and by what runs in it.
+        """
+        answering_rank(base, 0)
+        monkeypatch.setattr(
+            here, "open", lambda *_: io.BytesIO(line), raising=False
+        )
+
+        text = job_text(base)
+
+        assert f"{base} (1 process of {program}, for 0 s, such as " in text
+
+    def test_told_dead(self, base, monkeypatch):
+        """
+        Of a job that has ended, only the folder is known.
+        """
+        (base / "0.999999999.sock").touch()
+
+        assert str(base) == job_text(base)
+
+    def test_told_gone(self, base, answering_rank, monkeypatch):
+        """
+        A process that ends meanwhile is counted all the same.
+        """
+        answering_rank(base, 0)
+        monkeypatch.setattr(
+            here, "open", Mock(side_effect=ProcessLookupError), raising=False
+        )
+
+        assert "(1 process of unknown" in job_text(base)
 
     def test_unsafe(self, base):
         """
@@ -414,194 +519,24 @@ class TestConnect:
         with pytest.raises(DebuggerError, match="others may enter"):
             connect(base)
 
-
-class TestShell:
-    @pytest.fixture
-    def talk(self, ranks):
+    def test_unsafe_later(self, base, answering_rank):
         """
-        Types some lines; gives what was shown, and the prompts.
+        A folder that is opened to others while we ask is refused from then on.
         """
+        answering_rank(base, 0)
+        with connect(base) as client:
+            client.list()
+            base.chmod(0o755)
 
-        def typed(*lines):
-            todo = list(lines)
-            shown, prompts = [], []
+            with pytest.raises(DebuggerError, match="others may enter"):
+                client.list()
 
-            def ask(prompt):
-                prompts.append(prompt)
-                if not todo:
-                    raise EOFError
-                line = todo.pop(0)
-                if isinstance(line, BaseException):
-                    raise line
-                return line
-
-            with connect() as client:
-                run_shell(client, ask=ask, show=shown.append, wait_s=1.0)
-            return shown, prompts
-
-        return typed
-
-    def test_enters_at_once(self, talk):
+    def test_one_place(self):
         """
-        It begins with the list of ranks.
+        Several places at once are refused.
         """
-        shown, prompts = talk()
-
-        assert "#4" in shown[0]
-        assert ["distdebug> "] == prompts
-
-    def test_attached(self, talk, ranks):
-        """
-        One rank is talked to until it is left, or goes on.
-        """
-        shown, prompts = talk(
-            "a 2", "p x", "detach", "attach #1", "", "c", "q", "list"
-        )
-
-        assert ["> train.py(7)step()", "did p x"] == shown[1:3]
-        assert "(goes on)" in shown
-        assert [
-            "distdebug> ",
-            "(rank 2) ",
-            "(rank 2) ",
-            "distdebug> ",
-            "(rank 0) ",
-            "(rank 0) ",
-            "distdebug> ",
-        ] == prompts
-        assert ["stopped"] * 3 == [r.state for r in ranks[1:]]
-
-    def test_keys(self, talk, ranks):
-        """
-        Ctrl-C and Ctrl-D reach no rank.
-        """
-        _, prompts = talk("a 1", KeyboardInterrupt(), EOFError(), "", "  ")
-
-        assert ["distdebug> ", "(rank 1) ", "(rank 1) "] == prompts[:3]
-        assert ["distdebug> "] == prompts[3:4]
-        assert "stopped" == ranks[1].state
-
-    def test_mistakes(self, talk):
-        """
-        A mistake is explained, and the talk goes on.
-        """
-        shown, _ = talk(
-            "fly", "cast ranks(9) n", "cast ranks(x n", "detach", "h", "a 77"
-        )
-
-        assert "not a command" in shown[1]
-        assert "there are: job ranks 0-3" in shown[2]
-        assert "expected" in shown[3]
-        assert "not attached" in shown[4]
-        assert "cast [GROUP] ranks(...) COMMAND" in shown[5]
-        assert "stopped are: 0-3" in shown[6]
-
-    def test_everything(self, talk, ranks):
-        """
-        Every command does something to those it names.
-        """
-        shown, _ = talk(
-            "cast ranks(0:2) n",
-            "eval ranks(0) x",
-            "stack ranks(0)",
-            "interrupt ranks(0)",
-            "extend ranks(0) 30",
-            "resume ranks(0)",
-            "abort ranks(1)",
-            "continue ranks(2)",
-            "l",
-        )
-
-        assert "[0-1] did n" == shown[1]
-        assert "[0] eval 0" == shown[2]
-        assert ["", "", "", "stopped"] == [r.state for r in ranks]
-        assert "not stopped" in shown[-2]
-
-    def test_silent_command(self, talk, ranks):
-        """
-        A command that prints nothing shows nothing.
-        """
-        ranks[0].answer_ = ranks[0].answer
-        ranks[0].answer = lambda request: (
-            {"stops": {k: {"state": "stopped"} for k in request["keys"]}}
-            if request["op"] == "command"
-            else ranks[0].answer_(request)
-        )
-
-        shown, _ = talk("a 0", "!x = 1")
-
-        assert 4 == len(shown)
-        assert ["", ""] == shown[2:]
-
-
-class TestEditing:
-    @pytest.fixture
-    def readline(self, monkeypatch, tmp_path):
-        """
-        As much of readline as is used.
-        """
-        fake = SimpleNamespace(
-            line="",
-            calls=[],
-            set_completer_delims=str,
-            parse_and_bind=str,
-            set_history_length=int,
-        )
-
-        def completer(function):
-            fake.completer = function
-
-        fake.get_line_buffer = lambda: fake.line
-        fake.set_completer = completer
-        fake.read_history_file = lambda p: Path(p).read_text()
-        fake.write_history_file = lambda p: Path(p).write_text("typed")
-        monkeypatch.setitem(sys.modules, "readline", fake)
-        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-        return fake
-
-    @pytest.mark.parametrize(
-        ("line", "text", "choices"),
-        [
-            ("", "", [f"{w} " for w in WORDS]),
-            ("ca", "ca", ["cast "]),
-            ("attach ", "", ["0", "1", "2", "3", "job "]),
-            ("a 2", "2", ["2"]),
-            ("cast ", "", ["ranks(", "ranks(:) ", "job "]),
-            ("cast j", "j", ["job "]),
-        ],
-    )
-    def test_completed(self, ranks, readline, line, text, choices):
-        """
-        Words, groups, and ranks that are stopped are completed.
-        """
-        with connect() as client, line_editing(client):
-            readline.line = line
-            found = [
-                readline.completer(text, n) for n in range(len(choices) + 1)
-            ]
-
-        assert [*choices, None] == found
-
-    def test_remembered(self, readline, tmp_path):
-        """
-        What was typed is there the next time.
-        """
-        with line_editing(None):
-            pass
-
-        assert "typed" == (
-            (tmp_path / "distdebug" / "dbg_history").read_text()
-        )
-        assert readline.completer is None
-
-    def test_without(self, monkeypatch):
-        """
-        Where Python has no readline, one can still type.
-        """
-        monkeypatch.setitem(sys.modules, "readline", None)
-
-        with line_editing(None):
-            pass
+        with pytest.raises(DebuggerError, match="either"):
+            connect(slurm=1, hosts=["a"])
 
 
 class TestCommand:
@@ -630,6 +565,80 @@ class TestCommand:
         assert "cast ranks(2:) n" == second["typed"]
         assert [2] == [o["rank"] for o in second["outputs"]]
         assert [3] == [p["rank"] for p in second["not_stopped"]]
+
+    def test_list(self, ranks, capsys):
+        """
+        A list has the numbers of the whole, also if some are selected.
+        """
+        assert 0 == main(["dbg", "-c", "list ranks(2)", "-c", "list"])
+
+        rows = capsys.readouterr().out.splitlines()
+        assert rows[2].startswith("#3   job      2       dp=1 tp=0")
+        assert 3 + 6 == len(rows)
+
+    def test_not_understood(self, ranks, capsys):
+        """
+        Nothing is done if one of the commands is not understood.
+        """
+        status = main(["dbg", "-c", "cast ranks(:) n", "-c", "cast x"])
+
+        assert 2 == status
+        assert [[]] * 4 == [r.lines for r in ranks]
+
+    def test_skipped(self, ranks, capsys):
+        """
+        What is not done, because something before cannot be, is named.
+        """
+        status = main(["dbg", "-c", "cast ranks(9) n", "-c", "c", "-c", "q"])
+
+        assert 2 == status
+        assert "so not done either: 'c', 'q'" in capsys.readouterr().err
+        assert [[]] * 4 == [r.lines for r in ranks]
+
+    def test_nobody_named(self, ranks, capsys):
+        """
+        Who was not named is not blamed for not being stopped.
+        """
+        ranks[1].state = ""
+
+        first = main(["dbg", "-c", "continue"])
+        second = main(["dbg", "-c", "continue"])
+
+        assert [0, 0] == [first, second]
+        assert "[0,2-3] (goes on)\nnobody is stopped\n" == (
+            capsys.readouterr().out
+        )
+
+    def test_which_job(self, ranks, folder, monkeypatch, capsys):
+        """
+        If nobody chose the job, it is told which one is asked.
+        """
+        monkeypatch.delenv("DISTDEBUG_DIR")
+        monkeypatch.setattr(here, "job_folders", lambda: (folder,))
+
+        main(["dbg", "-c", "continue"])
+
+        assert f"asks the job in {folder} (4 processes of " in (
+            capsys.readouterr().err
+        )
+
+    def test_no_job(self, folder, monkeypatch, capsys):
+        """
+        If no job listens, it is said how those that run can be asked.
+        """
+        monkeypatch.delenv("DISTDEBUG_DIR")
+        monkeypatch.setattr(here, "job_folders", lambda: ())
+        monkeypatch.setattr(unprepared, "find_workers", lambda **_: ())
+        monkeypatch.setattr(
+            unprepared, "how_to_arm", lambda _: ("rank 3: start it anew",)
+        )
+
+        status = main(["dbg", "-c", "list"])
+
+        told = capsys.readouterr().err
+        assert 2 == status
+        assert "rank 3: start it anew" in told
+        assert "no job of yours listens" in told
 
     def test_help(self, ranks, capsys):
         """
@@ -692,7 +701,7 @@ class TestOutside:
             lambda pid, timeout_s: SimpleNamespace(stacks=stacks),
         )
 
-        text = outside.stack_from_outside(7)
+        text = outside.stacks_from_outside([7])[0]
 
         assert text.endswith("outside:\n  a.py:1 in main\n  a.py:7 in f")
 
@@ -707,7 +716,9 @@ class TestOutside:
             ),
         )
 
-        assert outside.stack_from_outside(7).endswith("outside: allow ptrace")
+        assert outside.stacks_from_outside([7])[0].endswith(
+            "outside: allow ptrace"
+        )
 
     def test_refused(self, monkeypatch):
         """
@@ -720,7 +731,7 @@ class TestOutside:
 
         monkeypatch.setattr("distdebug.capture.node.capture_process", refuse)
 
-        assert "not allowed" in outside.stack_from_outside(7)
+        assert "not allowed" in outside.stacks_from_outside([7])[0]
 
 
 def test_unknown_name():
@@ -743,128 +754,7 @@ def test_closed_twice(folder):
     """
     A client that has hung up can do so again.
     """
-    ranks = Ranks(folder, timeout_s=1.0)
+    ranks = Ranks(Here(folder))
 
     ranks.close()
     ranks.close()
-
-
-class Nodes:
-    """
-    Two nodes and one that is gone; each has a folder here.
-    """
-
-    python = sys.executable
-
-    def __init__(self, *folders):
-        self.folders = folders
-
-    def run(self, argv, *, data, timeout_s):
-        """
-        Run the command in the environment of each node.
-        """
-        for number, folder in enumerate(self.folders):
-            done = subprocess.run(
-                argv,
-                input=data,
-                capture_output=True,
-                env={
-                    **os.environ,
-                    "PYTHONPATH": str(Path(debugger.__file__).parents[2]),
-                    "DISTDEBUG_DIR": str(folder),
-                },
-                timeout=timeout_s,
-            )
-            yield Arrival(
-                host=f"node-{number}",
-                total=len(self.folders),
-                ended=Ended(
-                    status=done.returncode,
-                    output=done.stdout,
-                    complaint=done.stderr,
-                ),
-                seconds=0.1,
-            )
-
-
-class TestEverywhere:
-    @pytest.fixture
-    def nodes(self, folder):
-        """
-        Two ranks on one node, and one on another.
-        """
-        made = []
-        for name, ranks in {"a": (0, 2), "b": (1,)}.items():
-            (folder / name).mkdir(mode=0o700)
-            made += [Rank(folder / name, rank) for rank in ranks]
-        yield Nodes(folder / "a", folder / "b", folder / "gone")
-        for rank in made:
-            rank.listener.close()
-
-    def test_listed(self, nodes):
-        """
-        The ranks of all nodes are one list.
-        """
-        listing = ask_everywhere("list", engine=nodes)
-
-        assert [0, 1, 2] == [p.rank for p in listing]
-        assert all(p.is_stopped for p in listing)
-
-    def test_asked(self, nodes):
-        """
-        A node that has none of the ranks, or does not answer, is named.
-        """
-        answers = ask_everywhere("cast ranks(1) p x", engine=nodes)
-
-        assert ["did p x\n"] == [o.text for o in answers.outputs]
-        assert "node-0: ranks(1) selects nobody" in answers.notes
-        assert any(n.startswith("node-2: ") for n in answers.notes)
-
-    def test_on_a_node(self, nodes):
-        """
-        A node answers with plain data, or says what is in the way.
-        """
-        a, _, gone = map(str, nodes.folders)
-
-        listing = everywhere._ask_here("list", a, 1.0)
-        answers = everywhere._ask_here("cast ranks(0) n", a, 1.0)
-        nobody = everywhere._ask_here("list", gone, 1.0)
-
-        assert [0, 2] == [p["rank"] for p in listing["processes"]]
-        assert "did n\n" == answers["outputs"][0]["text"]
-        assert "No such file" in nobody["problem"]
-
-    def test_nobody(self, nodes):
-        """
-        If no node has them, that is an error.
-        """
-        with pytest.raises(DebuggerError, match=r"node-1: ranks\(9\) selects"):
-            ask_everywhere("cast ranks(9) n", engine=nodes)
-        with pytest.raises(DebuggerError, match="not a command"):
-            ask_everywhere("fly", engine=nodes)
-        with pytest.raises(DebuggerError, match="one rank, or none"):
-            ask_everywhere("attach 1", engine=nodes)
-        with pytest.raises(DebuggerError, match="there is no node"):
-            ask_everywhere("list", engine=Nodes())
-
-    def test_command(self, nodes, monkeypatch, capsys):
-        """
-        The command line does the same for a job of Slurm, or of Ray.
-        """
-        asked = []
-
-        def engine(**options):
-            asked.append(options)
-            return nodes
-
-        monkeypatch.setattr("distdebug.nodes.slurm.Slurm", engine)
-        monkeypatch.setattr("distdebug.nodes.ray.Ray", engine)
-
-        assert 0 == main(["dbg", "--slurm", "12", "-c", "list"])
-        assert 0 == main(["dbg", "--ray", "auto", "-c", "cast ranks(:) n"])
-        assert 2 == main(["dbg", "--slurm", "12"])
-
-        assert [{"job": "12"}, {"address": "auto"}] == asked
-        printed = capsys.readouterr()
-        assert "[0-2] did n" in printed.out
-        assert "-c" in printed.err

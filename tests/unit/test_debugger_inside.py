@@ -7,14 +7,18 @@ from __future__ import annotations
 import asyncio
 import bdb
 import functools
+import gc
 import linecache
+import logging
 import os
 import shutil
 import sys
 import tempfile
 import threading
 import time
+import weakref
 
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -35,7 +39,7 @@ from distdebug.debugger.inside import (
     stops,
     values,
 )
-from distdebug.errors import RankSyntaxError
+from distdebug.errors import DebuggerError, RankSyntaxError
 
 
 PATIENCE_S = 60
@@ -51,6 +55,7 @@ def folder(monkeypatch):
         if name.startswith(("DISTDEBUG", "RANK", "WORLD_SIZE", "LOCAL_RANK")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("DISTDEBUG_DIR", str(path))
+    monkeypatch.setenv("RANK", "0")
     monkeypatch.setattr(labels, "_own", {})
     monkeypatch.setattr(labels, "_mesh", {})
     # Hooks are for programs; a test must not leave any behind.
@@ -159,7 +164,7 @@ class TestPrompt:
         said = held.says("p y", "n", "n", "p y", "r", "n", "up", "p found")
 
         assert "set_trace()" in before
-        assert ["4\n", "5\n"] == [said[0], said[3]]
+        assert ["4", "5"] == [said[0], said[3]]
         assert "y += 1" in said[1]
         assert "return y * 2" in said[2]
         assert "--Return--" in said[4]
@@ -195,7 +200,7 @@ class TestPrompt:
 
         said = held.says("!y = 100", "print('shown')", "y", "n", "c")
 
-        assert ["", "shown\n", "100\n"] == said[:3]
+        assert ["", "shown", "100"] == said[:3]
         assert 203 == held.end()
 
     def test_breakpoints(self, hold):
@@ -381,6 +386,474 @@ class TestPrompt:
         held.says("c")
 
 
+class TestLettingGo:
+    """
+    Whoever is told to go on does so, whatever the debugger is doing with it.
+    """
+
+    @pytest.fixture
+    def busy(self, hold):
+        """
+        A thread in the middle of a step, what lets the step end, and its end.
+        """
+        event = threading.Event()
+
+        def work():
+            set_trace()
+            event.wait(PATIENCE_S)
+            return "went on"
+
+        held = hold(work)
+        session = held.session()
+        assert "event.wait" in session.send("n").text
+        assert "running" == session.send("n", wait_s=0.05).state
+        yield held, session, event
+        event.set()
+
+    def test_resumed(self, busy):
+        """
+        A step is turned into going on; nobody stops at the end of it.
+        """
+        held, _, event = busy
+
+        (answer,) = held.client.resume().outputs
+        event.set()
+
+        assert ("running", False) == (answer.state, answer.is_error)
+        assert "when it has done" in answer.text
+        assert "went on" == held.end()
+        assert [] == stops.open_stops()
+        assert "Prompt" not in repr(held.trace)
+
+    def test_continued(self, busy):
+        """
+        So is one that is told to detach.
+        """
+        held, session, event = busy
+
+        answer = session.send("detach", wait_s=0.05)
+        event.set()
+
+        assert ("running", False) == (answer.state, answer.is_error)
+        assert "went on" == held.end()
+
+    def test_evaluating(self, hold):
+        """
+        An expression that is computed is computed to its end.
+        """
+        event = threading.Event()
+
+        def work():
+            set_trace()
+            return event.is_set()
+
+        held = hold(work)
+        session = held.session()
+        session.send("event.wait(30)", wait_s=0.05)
+        (before,) = held.client.resume().outputs
+        event.set()
+
+        assert "running" == before.state
+        assert held.end() is True
+
+    def test_two_clients(self, busy):
+        """
+        Of two who command one thread, the second is refused, not queued.
+        """
+        held, session, event = busy
+
+        refused = session.send("p 'late'")
+        event.set()
+        held.session()
+
+        assert refused.is_error
+        assert "late" not in session.last().text
+        session.send("c")
+        assert "went on" == held.end()
+
+    def test_with_breakpoints(self, hold):
+        """
+        Who runs to a breakpoint does not stop there any more.
+        """
+        event = threading.Event()
+
+        def work():
+            set_trace()
+            event.wait(PATIENCE_S)
+            return "went on"
+
+        line = work.__code__.co_firstlineno + 3
+        held = hold(work)
+        session = held.session()
+        session.send(f"b {line}")
+        session.send("c")
+        held.client.resume()
+        event.set()
+
+        assert "went on" == held.end()
+
+    def test_stopped_again(self, hold):
+        """
+        A breakpoint of the program behind that is a new stop.
+        """
+        event = threading.Event()
+
+        def work():
+            set_trace()
+            event.wait(PATIENCE_S)
+            set_trace()
+            return "went on"
+
+        held = hold(work)
+        session = held.session()
+        session.send("n")
+        session.send("n", wait_s=0.01)
+        held.client.resume()
+        event.set()
+
+        again = held.session()
+        assert again.session.number > session.session.number
+        again.send("c")
+        assert "went on" == held.end()
+
+    @pytest.mark.parametrize(
+        "nested", ["commands 1", "debug 1 + 1", "for _ in y:"]
+    )
+    def test_nested(self, hold, nested):
+        """
+        Who is in the middle of a dialogue with the debugger goes on as well.
+        """
+
+        def work():
+            set_trace()
+            return "went on"
+
+        held = hold(work)
+        session = held.session()
+        session.send(f"b {work.__code__.co_firstlineno + 2}")
+        session.send(nested)
+
+        (answer,) = held.client.resume().outputs
+
+        assert "ended" == answer.state
+        assert "went on" == held.end()
+
+    @pytest.mark.parametrize("nested", ["commands 1", "debug 1 + 1"])
+    def test_limit_of_a_dialogue(self, hold, nested):
+        """
+        The limit of a pause ends such a dialogue, and the pause.
+        """
+
+        def work():
+            set_trace(limit=0.3)
+            return "went on"
+
+        held = hold(work)
+        session = held.session()
+        session.send(f"b {work.__code__.co_firstlineno + 2}")
+        session.send(nested)
+
+        assert "went on" == held.end()
+
+    def test_readline(self):
+        """
+        Who was let go just before it would wait does not wait.
+        """
+        one = prompt.Prompt()
+        one.stop = stops.Stop("breakpoint", 1000)
+        one.let_go()
+
+        assert "" == one.stdin.readline()
+        one.stop.close()
+
+
+class TestManyThreads:
+    def test_breakpoints_of_others(self, hold):
+        """
+        Threads have breakpoints of their own, also at the same line.
+        """
+        gate = threading.Event()
+
+        def work():
+            set_trace()
+            gate.wait(PATIENCE_S)
+            return "went on"
+
+        first, second = hold(work), hold(work)
+        while len(first.client.list().sessions) < 2:
+            time.sleep(0.005)
+        one, two = (first.client.attach(number=number) for number in (1, 2))
+        line = work.__code__.co_firstlineno + 3
+        for session in (one, two):
+            session.send(f"b {line}")
+        one.send("q")
+        two.send("c")
+        gate.set()
+        stopped = first.session()
+
+        assert f"({line})" in stopped.last().text
+        stopped.send("c")
+        assert ["went on"] * 2 == [first.end(), second.end()]
+
+    def test_cleared_by_others(self):
+        """
+        A breakpoint that another thread has cleared stops nobody.
+        """
+        one, frame = prompt.Prompt(), sys._getframe()
+        file = one.canonic(__file__)
+        line = frame.f_code.co_firstlineno
+        one.breaks = {file: [line, 1], "/gone.py": [2]}
+
+        assert not one.break_here(frame)
+        assert {} == one.breaks
+
+    def test_number_of_another(self, hold):
+        """
+        Who clears a breakpoint that is not there is told so, and stays.
+        """
+        held = hold(outer)
+
+        said = held.says("clear 99999", f"b {__file__}:1", "p y")
+
+        assert "4" == said[2]
+        held.says("c")
+        assert 11 == held.end()
+
+    def test_threads_that_have_ended(self):
+        """
+        Of a thread that has ended, nothing is kept.
+        """
+        kept = []
+
+        def work():
+            kept.append(prompt.current_prompt())
+            kept[0].has_left = False
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+
+        assert thread.ident not in prompt.prompts()
+
+
+class TestNeverInTheWay:
+    def test_nothing_is_kept(self, hold):
+        """
+        What the program is done with is freed, though it was stepped through.
+        """
+
+        class Large:
+            """
+            What takes much memory.
+            """
+
+        def use():
+            large = Large()
+            found.append(weakref.ref(large))
+            set_trace()
+            return 1
+
+        found = []
+
+        def work():
+            use()
+            gc.collect()
+            return found[0]()
+
+        held = hold(work)
+        held.says("n", "n", "n", "c")
+
+        assert held.end() is None
+
+    def test_failure(self, hold, monkeypatch, caplog):
+        """
+        A mistake of the debugger lets the program go on.
+        """
+        monkeypatch.setattr(prompt.Prompt, "setup", lambda *_: 1 / 0)
+        held = hold(outer)
+
+        assert 11 == held.end()
+        assert "the debugger failed" in caplog.text
+        assert [] == stops.open_stops()
+
+    def test_failure_while_tracing(self, folder, monkeypatch, caplog):
+        """
+        So does one while it looks at what runs.
+        """
+        one = prompt.Prompt()
+        one.has_left, one._previous = False, sys.gettrace()
+        one.reset()
+        monkeypatch.setattr(one, "dispatch_line", lambda _: 1 / 0)
+
+        assert one.trace_dispatch(sys._getframe(), "line", None) is None
+        assert one.has_left
+        assert "the debugger failed" in caplog.text
+
+    def test_interrupted_from_the_terminal(self, hold, monkeypatch):
+        """
+        Ctrl-C where the job was started ends it, though it is held.
+        """
+
+        def read(_):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(stops.Stop, "read", read)
+        held = hold(outer)
+        held.end()
+
+        assert isinstance(held.error, KeyboardInterrupt)
+        assert [] == stops.open_stops()
+        assert "Prompt" not in repr(held.trace)
+
+    def test_handler_of_a_signal(self, hold, monkeypatch):
+        """
+        What a handler of signals raises reaches the program, too.
+        """
+
+        def read(_):
+            raise TimeoutError
+
+        monkeypatch.setattr(stops.Stop, "read", read)
+        held = hold(outer)
+        held.end()
+
+        assert isinstance(held.error, TimeoutError)
+        assert [] == stops.open_stops()
+
+    def test_tracer_of_frames(self, hold):
+        """
+        Tracers that look at single frames do so afterwards.
+        """
+        lines = []
+
+        def tracer(frame, event, arg):
+            lines.append(event)
+            return tracer
+
+        def traced():
+            sys.settrace(tracer)
+            sys._getframe().f_trace = tracer
+            add(1)
+            lines.clear()
+            kept = sys._getframe().f_trace
+            sys.settrace(None)
+            return kept is tracer, "line" in lines
+
+        held = hold(traced)
+        held.says("n", "c")
+
+        assert (True, True) == held.end()
+
+    def test_commands_of_breakpoints(self, hold):
+        """
+        The commands of a breakpoint are obeyed when it is hit, and it stops.
+        """
+
+        def work():
+            total = 1
+            set_trace()
+            total += 1
+            return total
+
+        held = hold(work)
+        line = work.__code__.co_firstlineno + 4
+        session = held.session()
+        number = session.send(f"b {line}").text.split()[1]
+        said = [
+            session.send(text).text
+            for text in (f"commands {number}", "p total * 100", "end", "c")
+        ]
+        again = held.session()
+
+        assert "(com)" in said[0]
+        assert "200" in again.last().text
+        again.send("c")
+        assert 2 == held.end()
+
+    def test_pdb_of_the_program(self, hold):
+        """
+        A debugger of the program's own is not taken for ours.
+        """
+        import pdb  # noqa: T100 it is only looked at
+
+        held = hold(outer)
+        held.says("n", "c")
+
+        last = getattr(pdb.Pdb, "_last_pdb_instance", None)
+        assert not isinstance(last, prompt.Prompt)
+        held.end()
+
+
+def fail():
+    """
+    Stop where it fails.
+    """
+    with suppress(ValueError), post_mortem():
+        raise ValueError
+
+
+class TestLimits:
+    """
+    Every kind of stop has an end.
+    """
+
+    @pytest.fixture(autouse=True)
+    def impatient(self, folder, monkeypatch):
+        """
+        A limit that is over soon.
+        """
+        monkeypatch.setenv("DISTDEBUG_LIMIT", "0.3")
+
+    @pytest.mark.parametrize(
+        ("function", "lines"),
+        [
+            (outer, []),
+            (outer, ["n"]),
+            (outer, [f"b {outer.__code__.co_firstlineno + 5}", "c"]),
+            (fail, []),
+        ],
+        ids=["breakpoint", "step", "breakpoint of a client", "post mortem"],
+    )
+    def test_thread(self, hold, caplog, function, lines):
+        """
+        A thread goes on, whatever it was stopped by.
+        """
+        held = hold(function)
+        for line in lines:
+            held.session().send(line)
+
+        held.end()
+
+        assert held.error is None
+        assert "nobody asked this rank" in caplog.text
+        assert [] == stops.open_stops()
+        assert "Prompt" not in repr(held.trace)
+
+    def test_interrupt(self, folder, caplog):
+        """
+        So does a main thread that was interrupted.
+        """
+        pending.interrupt_main(0.0)
+        end = time.monotonic() + PATIENCE_S
+        while "nobody asked" not in caplog.text:
+            assert time.monotonic() < end
+            time.sleep(0.001)
+
+        assert [] == stops.open_stops()
+        assert "Prompt" not in repr(sys.gettrace())
+
+    def test_for_ever(self, monkeypatch):
+        """
+        A limit of more than any clock can count is one as well.
+        """
+        monkeypatch.setattr(stops, "_LONGEST_WAIT_S", 0.01)
+        stop = stops.Stop("breakpoint", 1e300)
+        threading.Timer(0.05, stop.release).start()
+
+        assert "" == stop.read()
+        stop.close()
+
+
 class TestTracing:
     """
     What the interpreter calls, where no tracer sees it being tested.
@@ -426,10 +899,10 @@ class TestTracing:
         """
         Without a stop, there is nothing to read, and nobody to write to.
         """
-        lines = prompt._Lines(lambda: None)
+        one = prompt.Prompt()
 
-        assert "" == lines.readline()
-        assert 3 == lines.write("abc")
+        assert "" == one.stdin.readline()
+        assert 3 == one.stdout.write("abc")
 
 
 class TestSetTrace:
@@ -619,7 +1092,7 @@ class TestPostMortem:
 
         assert "ValueError: 42" in session.last().text
         assert "post mortem" == session.session.reason
-        assert "42\n" == session.send("p secret").text
+        assert "42" == session.send("p secret").text
         assert "nothing runs here" in session.send("step").text
         assert "ended" == session.send("c").state
         held.end()
@@ -764,6 +1237,19 @@ class TestScope:
             pass
 
 
+def wait_for_stop(client):
+    """
+    The only thread that is stopped, as soon as it is.
+    """
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        for _, session in client.list().sessions:
+            if session.state == "stopped":
+                return client.attach(number=1)
+        time.sleep(0.005)
+    pytest.fail("it does not stop")
+
+
 class TestInterrupt:
     def from_outside(self, folder, *steps):
         """
@@ -815,6 +1301,93 @@ class TestInterrupt:
         assert "will not be stopped" in got[1].outputs[0].text
         assert [] == stops.open_stops()
 
+    def test_twice(self, folder):
+        """
+        Who is asked twice stops once.
+        """
+        event = threading.Event()
+        thread, got = self.from_outside(
+            folder,
+            lambda c: c.interrupt("ranks(:)", wait_s=0.05),
+            lambda c: c.interrupt("ranks(:)", wait_s=0.05),
+            lambda _: event.set(),
+            wait_for_stop,
+            lambda c: c.resume(),
+            lambda c: c.resume(),
+        )
+
+        event.wait(PATIENCE_S)
+        thread.join(PATIENCE_S)
+
+        assert ["ended"] == [o.state for o in got[4].outputs]
+        assert "not about to be" in got[5].outputs[0].text
+        assert [] == stops.open_stops()
+
+    def test_in_a_step(self, folder):
+        """
+        A step that does not end becomes one that ends at the next line.
+        """
+        event = threading.Event()
+        thread, got = self.from_outside(
+            folder,
+            lambda c: wait_for_stop(c).send("n").state,
+            lambda c: wait_for_stop(c).send("n", wait_s=0.1).state,
+            lambda c: c.interrupt("ranks(:)", wait_s=0.05),
+            lambda _: event.set(),
+            lambda c: wait_for_stop(c).send("where").text,
+            lambda c: c.resume(),
+        )
+
+        set_trace()
+        event.wait(PATIENCE_S)
+        thread.join(PATIENCE_S)
+
+        assert ["stopped", "running"] == got[:2]
+        assert "blocked in native code" in got[2].outputs[0].text
+        assert "test_in_a_step" in got[4]
+
+    def test_while_it_computes(self, folder):
+        """
+        A thread that obeys a command is not interrupted by another.
+        """
+        event = threading.Event()
+        thread, got = self.from_outside(
+            folder,
+            lambda c: (
+                wait_for_stop(c).send("p event.wait(30)", wait_s=0.05).state
+            ),
+            lambda c: c.interrupt("ranks(:)", wait_s=0.05),
+            lambda _: event.set(),
+            lambda c: c.resume(),
+        )
+
+        set_trace()
+        thread.join(PATIENCE_S)
+
+        assert "running" == got[0]
+        assert "obeys a command" in got[1].outputs[0].text
+        assert [] == stops.open_stops()
+
+    def test_in_a_framework(self, folder):
+        """
+        A thread that runs what is not the user's is said to do so.
+        """
+        names = {"__name__": "asyncio.loop", "time": time, "done": []}
+        code = "while not done:\n    time.sleep(0.001)"
+        thread, got = self.from_outside(
+            folder,
+            lambda c: c.interrupt("ranks(:)", wait_s=0.2),
+            lambda c: c.resume(),
+            lambda _: names["done"].append(1),
+        )
+
+        exec(compile(code, "/x/site-packages/asyncio/loop.py", "exec"), names)
+        thread.join(PATIENCE_S)
+
+        assert "runs code of a framework" in got[0].outputs[0].text
+        assert "ended" == got[1].outputs[0].state
+        assert [] == stops.open_stops()
+
     def test_refused(self, monkeypatch):
         """
         If the interpreter takes no more calls, that is said.
@@ -855,6 +1428,24 @@ class TestLabels:
             found["world_size"],
         )
         assert {"dp": 2, "tp": 1} == found["coords"]
+
+    def test_nobody_tells(self, folder, monkeypatch):
+        """
+        Without a launcher the rank is unknown, shown so, and meant by all.
+        """
+        monkeypatch.delenv("RANK")
+        monkeypatch.setenv("DISTDEBUG_MESH", "dp=2")
+
+        with connect(folder) as client:
+            everybody = client.eval("ranks(:)", "1 + 1")
+            with pytest.raises(DebuggerError, match="selects nobody"):
+                client.eval("ranks(0:5)", "1 + 1")
+            listing = client.list()
+
+        assert "[-] 2" == str(everybody)
+        assert [None] == [p.rank for p in listing]
+        assert "  -  " in str(listing)
+        assert {} == listing.processes[0].coords
 
     def test_coordinates(self, folder):
         """
@@ -928,7 +1519,10 @@ class TestSettings:
             (None, None, 1800),
             (-1, "inf", 1800),
             (None, "soon", 1800),
-            ("x", "0", 1800),
+            (None, "2s", 1800),
+            ("x", "0", 0),
+            (0, "9", 0),
+            (None, "1e308", 366 * 86400),
         ],
     )
     def test_limit(self, monkeypatch, wanted, variable, seconds):
@@ -1038,7 +1632,127 @@ class Bad:
         raise ValueError(msg)
 
 
+class TestForgotten:
+    """
+    What nobody answers, or nobody meant to be held.
+    """
+
+    def test_passed_until_somebody_asks(self, folder, caplog):
+        """
+        A line at which nobody asked anything holds again when somebody does.
+        """
+
+        def turn():
+            begin = time.monotonic()
+            set_trace(limit=0.2)
+            return time.monotonic() - begin > 0.15
+
+        held = [turn(), turn(), turn()]
+        with connect(folder) as client:
+            client.list()
+        held.append(turn())
+
+        assert [True, False, False, True] == held
+        assert "passes this line until somebody asks it" in caplog.text
+        assert "rank 0 stopped (breakpoint) at " in caplog.text
+
+    def test_no_limit(self, folder, monkeypatch, caplog):
+        """
+        With a limit of 0 nothing is held.
+        """
+        monkeypatch.setenv("DISTDEBUG_LIMIT", "0")
+
+        set_trace()
+        with pytest.raises(KeyError), post_mortem():
+            raise KeyError
+
+        assert "the limit is 0" in caplog.text
+        assert "stopped" not in caplog.text
+
+    def test_in_a_handler_of_logs(self, folder, monkeypatch):
+        """
+        A breakpoint in code that logs is not held for what we log.
+        """
+        turns = []
+
+        class Handler(logging.Handler):
+            def emit(self, _):
+                turns.append(1)
+                set_trace(limit=0.01)
+
+        handler = Handler()
+        logger = logging.getLogger("distdebug")
+        logger.addHandler(handler)
+
+        set_trace(limit=0.01)
+        logger.removeHandler(handler)
+
+        assert 2 == len(turns)
+
+    def test_found_with_its_place(self, folder):
+        """
+        A stop cannot be found before it is known where it is.
+        """
+        stop = stops.open_stop("breakpoint", 1000)
+        before = stops.open_stops()
+        stop.arrive(sys._getframe())
+        after = stops.open_stops()
+        stop.close()
+
+        assert ([], [stop]) == (before, after)
+
+
 class TestLooking:
+    def test_failed(self, hold):
+        """
+        Of what failed in a framework, the line that called it is looked at.
+        """
+
+        @post_mortem()
+        def fail():
+            secret = 42
+            try:
+                return linecache.getline(secret, "x")
+            except AttributeError as exc:
+                raise ValueError(secret) from exc
+
+        held = hold(fail)
+        chain, inner, value = held.says(
+            "exceptions", "exceptions 0", "p secret"
+        )
+        text = str(held.client.stack())
+        held.says("c")
+        held.end()
+
+        assert "AttributeError" in chain
+        assert "linecache.getline(" in inner
+        assert "42" == value
+        assert "raise ValueError(secret) from exc" in text
+
+    def test_exit(self, folder):
+        """
+        An expression that would end the program ends nothing.
+        """
+        with connect(folder) as client:
+            (output,) = client.eval("ranks(0)", "exit(3)").outputs
+
+        assert output.is_error
+        assert "SystemExit" in output.text
+
+    def test_debug(self, hold):
+        """
+        Code that is debugged for itself leaves the debugger as it was.
+        """
+        held = hold(outer)
+
+        said = held.says("debug [y, y][0]", "q", "p y", "n", "b 99999")
+
+        assert ["4", "y += 1"] == [said[2], said[3].splitlines()[-1][3:]]
+        assert "left the code" in said[1]
+        assert "no line 99999" in said[4]
+        held.says("c")
+        assert 11 == held.end()
+
     def test_left_behind(self, monkeypatch):
         """
         Evaluations that never end are not started for ever.
@@ -1136,21 +1850,19 @@ class TestSources:
         assert "-> value += 1" in held.says("n")[0]
         held.says("c")
 
-    def test_not_lent(self, monkeypatch):
+    def test_not_lent(self):
         """
         Nothing else is sent, and nothing to the job of another user.
         """
-        line = SimpleNamespace(socket=None)
-        monkeypatch.setattr(lending, "peer_uid", lambda _: os.geteuid())
+        mine = os.geteuid()
 
-        def lend(files):
-            return list(lending.sources_to_lend(line, files))
+        def lend(files, uid=mine):
+            return list(lending.sources_to_lend(uid, files))
 
         assert [] == lend(["/etc/passwd", 3, "/missing.py", "/dev/zero"])
         assert [] == lend("/etc/passwd")
         assert 1 == len(lend([__file__]))
-        monkeypatch.setattr(lending, "peer_uid", lambda _: os.geteuid() + 1)
-        assert [] == lend([__file__])
+        assert [] == lend([__file__], mine + 1)
 
     def test_what_was_typed(self):
         """

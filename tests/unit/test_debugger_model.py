@@ -4,16 +4,16 @@ What ranks answer, and how it is shown and chosen.
 
 from __future__ import annotations
 
+import attrs
 import pytest
 
+from distdebug.debugger.client.answers import Answers, Output, merge_outputs
 from distdebug.debugger.client.choosing import choose, choose_session
 from distdebug.debugger.client.model import (
-    Answers,
     Listing,
-    Output,
     Process,
     Session,
-    merge_outputs,
+    Silent,
     plain_text,
 )
 from distdebug.debugger.client.reading import process_of, read_output
@@ -79,7 +79,7 @@ def test_shown_in_full():
             output(1, "no such name", is_error=True, state="ended"),
         ),
         not_stopped=tuple(process(rank) for rank in range(5, 15)),
-        silent=(77,),
+        silent=(Silent(host="", pid=77),),
         notes=("note",),
     )
 
@@ -93,8 +93,10 @@ def test_shown_in_full():
         "  (still running)",
         "[job 1] *** no such name",
     ] == str(answers).split("\n")[:8]
-    assert "rank 5 (at train.py:19 in train), 6" in str(answers)
-    assert "and 2 more" in str(answers)
+    assert "not stopped: job ranks 5-14 (at train.py:19 in train)" in str(
+        answers
+    )
+    assert "interrupt job ranks(5)" in str(answers)
     assert "process 77 does not answer" in str(answers)
     assert str(answers).endswith("\nnote")
     assert [0, 0, 1] == [o["rank"] for o in answers.to_dict()["outputs"]]
@@ -109,7 +111,7 @@ def test_listed():
             process(0, coords={"data": 1}, threads=["MainThread", "loader"]),
             process(1),
         ),
-        silent=(77,),
+        silent=(Silent(host="", pid=77),),
     )
 
     lines = str(listing).split("\n")
@@ -120,7 +122,7 @@ def test_listed():
     assert "#2" == lines[3].split()[0]
     assert "not stopped" in lines[4]
     assert "train.py:19" in lines[4]
-    assert "process 77" in lines[5]
+    assert "process 77" in lines[6]
     assert [0, 1] == [r["rank"] for r in listing.to_records()]
     assert [True, False] == [p.is_stopped for p in listing]
 
@@ -190,6 +192,53 @@ def test_stack():
         "  a.py:2 in g",
         "    stop()",
     ] == said.text.split("\n")
+
+
+def test_ended_lines():
+    """
+    What a rank printed ends without a line break, like a value.
+    """
+    said = read_output(process(0), {"output": "1\n"})
+
+    assert "1" == said.text
+
+
+def test_not_stopped():
+    """
+    Who runs can be interrupted, and then be talked to.
+    """
+    listing = Listing(processes=(process(0), process(1)))
+
+    with pytest.raises(DebuggerError) as plain:
+        choose_session(listing, rank=1)
+    with pytest.raises(DebuggerError) as grouped:
+        choose_session(listing, rank=1, group="job")
+    with pytest.raises(DebuggerError) as unknown:
+        choose_session(listing, rank=2)
+
+    assert "to stop it: interrupt ranks(1)" in plain.value.remedy
+    assert "to stop it: interrupt job ranks(1)" in grouped.value.remedy
+    assert "interrupt" not in unknown.value.remedy
+
+
+def test_patience():
+    """
+    When others give up is known, or not.
+    """
+    stops = [{"patience_left_s": 600.4}, {"patience_left_s": None}, {}]
+
+    found = process_of("/s", {"stops": stops})
+
+    assert [600, None, None] == [s.patience_left_s for s in found.sessions]
+
+
+def test_nameless():
+    """
+    Of ranks without a number, all are told how to be stopped.
+    """
+    answers = Answers(not_stopped=(process(None, pid=7),))
+
+    assert str(answers).endswith("interrupt ranks(:)")
 
 
 MESH = Listing(
@@ -281,3 +330,65 @@ def test_attached():
         choose_session(listing, rank=2)
     with pytest.raises(DebuggerError, match="#9 is not stopped"):
         choose_session(listing, number=9)
+
+
+def labelled(group, rank, **coords):
+    """
+    A thread that stopped under labels of its own.
+    """
+    (session,) = process(rank, threads=[f"{group}-{rank}"]).sessions
+    labels = {"group": group, "rank": rank, "coords": coords}
+    return attrs.evolve(session, labels=labels)
+
+
+def test_several_labels():
+    """
+    A process whose threads stopped under several labels is each of them.
+    """
+    both = attrs.evolve(
+        process(1, group="procs"),
+        sessions=(labelled("trainer", 0, tp=0), labelled("critic", 1, dp=1)),
+    )
+    listing = Listing(processes=(process(0, group="procs"), both))
+
+    assert [("critic", 1), ("procs", 0), ("trainer", 0)] == [
+        (p.group, p.rank) for p in listing
+    ]
+    assert ["critic-1"] == [
+        s.thread
+        for p in choose(listing, "ranks(dp=1)", "critic")
+        for s in p.sessions
+    ]
+    assert "trainer-0" == choose_session(listing, rank=0)[1].thread
+    assert listing == Listing(processes=listing.processes)
+
+
+def test_slices():
+    """
+    Two slices that stopped at the same rank are two sessions.
+    """
+    listing = Listing(
+        processes=tuple(
+            attrs.evolve(process(rank), sessions=(labelled("m", 0, view=0),))
+            for rank in (1, 2)
+        )
+    )
+
+    assert 2 == len(choose(listing, "ranks(view=0)", None))
+    with pytest.raises(DebuggerError, match=r"more than once: #1 .*, #2 "):
+        choose_session(listing, rank=0)
+
+
+def test_idle():
+    """
+    Workers that have nothing to do are not meant, unless they are named.
+    """
+    listing = Listing(
+        processes=(process(0, group="actor"), process(0, group="idle"))
+    )
+
+    assert ["actor"] == [p.group for p in choose(listing, "ranks(:)", None)]
+    assert ["idle"] == [p.group for p in choose(listing, "ranks(:)", "idle")]
+    assert 2 == len(choose(listing, None, None))
+    alone = Listing(processes=listing.processes[1:])
+    assert ["idle"] == [p.group for p in choose(alone, "ranks(:)", None)]

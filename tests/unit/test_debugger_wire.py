@@ -7,8 +7,10 @@ from __future__ import annotations
 import json
 import os
 import socket
+import stat
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -172,17 +174,20 @@ class TestFolders:
 
     def test_of_somebody_else(self, tmp_path, monkeypatch):
         """
-        A folder of another user is refused, but for root.
+        A folder of another user is refused, but for root who only reads it.
         """
-        owner = tmp_path.stat().st_uid
-        tmp_path.chmod(0o700)
-        monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
+        theirs = SimpleNamespace(st_mode=stat.S_IFDIR | 0o700, st_uid=54321)
+        monkeypatch.setattr(os, "lstat", lambda _: theirs)
 
-        with pytest.raises(DebuggerError, match="belongs to user"):
-            check_folder(tmp_path)
-
+        monkeypatch.setattr(os, "geteuid", lambda: 1234)
+        with pytest.raises(DebuggerError, match="belongs to user 54321"):
+            check_folder(tmp_path, or_anothers=True)
         monkeypatch.setattr(os, "geteuid", lambda: 0)
-        check_folder(tmp_path)
+        check_folder(tmp_path, or_anothers=True)
+        with pytest.raises(DebuggerError, match="belongs to user 54321"):
+            check_folder(tmp_path)
+        with pytest.raises(DebuggerError, match="belongs to user 54321"):
+            make_folder(tmp_path)
 
     def test_sockets(self, tmp_path):
         """
@@ -197,7 +202,22 @@ class TestFolders:
         found = dict(socket_paths(tmp_path))
 
         assert {path: os.getpid(), unknown: os.getpid()} == found
-        assert f"3.{os.getpid()}.sock" == path.name
+        namespace = Path("/proc/self/ns/pid").stat().st_ino
+        assert f"3.{namespace:x}.{os.getpid()}.sock" == path.name
+
+    def test_no_namespaces(self, tmp_path, monkeypatch):
+        """
+        Where the kernel does not tell the namespace, there is one only.
+        """
+
+        def refuse(_):
+            raise PermissionError
+
+        monkeypatch.setattr(os, "stat", refuse)
+
+        path = socket_path(tmp_path, 3)
+
+        assert f"3.0.{os.getpid()}.sock" == path.name
 
     def test_too_long(self, tmp_path):
         """

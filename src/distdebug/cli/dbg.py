@@ -8,20 +8,26 @@ import argparse
 
 from typing import TYPE_CHECKING, Any
 
-from .options import Commands, add_command, positive_seconds
+from .options import Commands, add_command, positive_seconds, warn
 from .output import print_json
 
 
 if TYPE_CHECKING:
-    from ..debugger.client.model import Answers, Listing
-    from ..nodes.model import Engine
+    from collections.abc import Iterable
+
+    from ..debugger.client.answers import Answers
+    from ..debugger.client.commands import Command
+    from ..debugger.client.connecting import DebugClient
+    from ..debugger.client.model import Listing
+    from ..nodes.channel import Talks
 
 
 __all__ = ["add_parser", "run"]
 
 _TEXT = """
-Ask the ranks of a job on this node that called distdebug.arm(), or stopped at a
-breakpoint.  Leaving holds nobody, and ends nobody.
+Ask the ranks of a job that called distdebug.arm(), or stopped at a breakpoint:
+those on this node, or on all nodes of the job.  Leaving holds nobody, and ends
+nobody.
 
 Commands: list, attach [GROUP] RANK, detach, cast [GROUP] ranks(...) COMMAND,
 continue, eval, stack, interrupt, resume, extend, abort, help, quit.
@@ -31,7 +37,8 @@ Example:
   {prog} dbg                                 in a second terminal
   {prog} dbg -c 'cast ranks(:) p loss'
   {prog} dbg -c 'stack ranks(tp=0)' --json
-  {prog} dbg --slurm 1234 -c 'stack'         on every node of the job
+  {prog} dbg --slurm 1234                    on every node of the job
+  {prog} dbg --hosts node-1,node-2 -c stack
 
 Exit status: 0 everybody did as asked; 1 somebody did not; 2 could not ask.
 """
@@ -48,24 +55,8 @@ def add_parser(commands: Commands) -> None:
         help="stop, ask, and steer the ranks of a job",
         text=_TEXT,
     )
-    parser.add_argument(
-        "--dir",
-        metavar="DIR",
-        help="the folder of the sockets; by default DISTDEBUG_DIR, or that of "
-        "the only job of yours on this node",
-    )
-    where = parser.add_mutually_exclusive_group()
-    where.add_argument(
-        "--slurm",
-        metavar="JOB",
-        help="with -c: the ranks on every node of this Slurm job",
-    )
-    where.add_argument(
-        "--ray",
-        metavar="ADDRESS",
-        help="with -c: the ranks on every node of this Ray cluster, HOST:PORT "
-        "or 'auto'",
-    )
+    _add_places(parser)
+    _add_arming(parser)
     parser.add_argument(
         "-c",
         "--command",
@@ -87,80 +78,171 @@ def add_parser(commands: Commands) -> None:
     )
 
 
+def _add_arming(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--arm",
+        action="append",
+        default=[],
+        type=int,
+        metavar="PID",
+        help="first arm this process of this node, which was started without "
+        "us; it has to run Python 3.14 or later; may be given several times",
+    )
+
+
+def _add_places(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--dir",
+        metavar="DIR",
+        help="the folder of the sockets; by default DISTDEBUG_DIR, or that of "
+        "the only job of yours on a node",
+    )
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument(
+        "--slurm",
+        metavar="JOB",
+        help="the ranks on every node of this Slurm job",
+    )
+    where.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        help="the ranks on every node of this Ray cluster, HOST:PORT or 'auto'",
+    )
+    where.add_argument(
+        "--hosts",
+        metavar="HOST,...",
+        help="the ranks on these hosts, which ssh reaches without a password",
+    )
+    parser.add_argument(
+        "--container-name",
+        metavar="NAME",
+        help="with --slurm: enter this pyxis container on each node",
+    )
+    parser.add_argument(
+        "--ray-job",
+        metavar="JOB",
+        help="with --ray: the job whose runtime environment to use",
+    )
+    parser.add_argument(
+        "--python",
+        metavar="PATH",
+        help="the Python that has distdebug on the other nodes",
+    )
+
+
 def run(args: argparse.Namespace) -> int:
     """
     Talk to a person, or obey the commands that were given.
     """
-    if args.slurm is not None or args.ray is not None:
-        return _everywhere(args)
+    if args.arm:
+        from ..debugger.client.unprepared import arm_process
 
-    from ..debugger.client.connecting import connect
+        for pid in args.arm:
+            print(arm_process(pid))
+    # Nothing is done if one of them is not understood.
+    commands = [_parsed(text) for text in args.command or ()]
+    with _client(args) as client:
+        if commands:
+            return _obey_all(client, commands, args)
 
-    with connect(args.dir) as client:
-        if args.command:
-            return max([_obey(client, text, args) for text in args.command])
+        from ..debugger.client.editing import line_editing
+        from ..debugger.client.shell import run_shell
 
-        from ..debugger.client.shell import line_editing, run_shell
-
+        if _nodes(args) is None:
+            _offer([p.pid for p in client.list()])
         with line_editing(client):
             run_shell(client, wait_s=args.wait)
 
     return 0
 
 
-def _everywhere(args: argparse.Namespace) -> int:
-    from ..debugger.client.everywhere import ask_everywhere
-    from ..errors import DebuggerError
+def _client(args: argparse.Namespace) -> DebugClient:
+    from ..debugger.client.connecting import connect
+    from ..debugger.client.here import choose_folder, job_text
 
-    if not args.command:
-        msg = "on several nodes, the commands have to be given"
-        raise DebuggerError(msg, remedy="add -c 'cast ranks(:) p x'")
+    if (nodes := _nodes(args)) is not None:
+        return connect(args.dir, nodes=nodes)
 
-    engine = _engine(args)
-    return max(
-        [
-            _show(
-                text,
-                ask_everywhere(
-                    text, engine=engine, folder=args.dir, wait_s=args.wait
-                ),
-                args,
-            )
-            for text in args.command
-        ]
-    )
+    folder = choose_folder(args.dir)
+    if folder is None:
+        _offer(())
+    elif not args.dir:
+        warn(f"asks the job in {job_text(folder)}")
+    return connect(folder)
 
 
-def _engine(args: argparse.Namespace) -> Engine:
+def _offer(armed: Iterable[int]) -> None:
+    """
+    Say how ranks of this node could be asked that cannot be so far.
+    """
+    from ..debugger.client.unprepared import how_to_arm, unarmed_workers
+
+    for line in how_to_arm(unarmed_workers(armed)):
+        warn(line)
+
+
+def _nodes(args: argparse.Namespace) -> Talks | None:
+    python = {} if args.python is None else {"python": args.python}
+    if args.slurm is not None:
+        from ..nodes.slurm import Slurm
+
+        name = args.container_name
+        return Slurm(job=args.slurm, container_name=name, **python)
     if args.ray is not None:
         from ..nodes.ray import Ray
 
-        return Ray(address=args.ray)
+        return Ray(args.ray, job=args.ray_job, **python)
+    if args.hosts is not None:
+        from ..nodes.ssh import Ssh
 
-    from ..nodes.slurm import Slurm
+        return Ssh(tuple(filter(None, args.hosts.split(","))), **python)
+    return None
 
-    return Slurm(job=args.slurm)
 
-
-def _obey(client: Any, text: str, args: argparse.Namespace) -> int:
+def _parsed(text: str) -> tuple[str, Command]:
     from ..debugger.client.commands import parse_command
-    from ..debugger.client.obeying import HELP, obey
     from ..errors import DebuggerError
 
     command = parse_command(text)
-    if command.word in {"help", "quit", "detach"}:
-        print(HELP if command.word == "help" else "")
-        return 0
     if command.word == "attach":
         msg = "attach talks to a person"
         raise DebuggerError(msg, remedy="cast ranks(3) COMMAND")
 
-    return _show(text, obey(client, command, wait_s=args.wait), args)
+    return text, command
 
 
-def _show(
-    text: str, answers: Answers | Listing, args: argparse.Namespace
+def _obey_all(
+    client: DebugClient,
+    commands: list[tuple[str, Command]],
+    args: argparse.Namespace,
 ) -> int:
+    from ..errors import DistdebugError
+
+    worst = 0
+    for number, (text, command) in enumerate(commands, start=1):
+        try:
+            worst = max(worst, _obey(client, text, command, args))
+        except DistdebugError:
+            if skipped := ", ".join(f"'{t}'" for t, _ in commands[number:]):
+                warn(f"'{text}' cannot be done, so not done either: {skipped}")
+            raise
+
+    return worst
+
+
+def _obey(
+    client: DebugClient, text: str, command: Command, args: argparse.Namespace
+) -> int:
+    from ..debugger.client.helping import help_text
+    from ..debugger.client.obeying import obey
+
+    if command.word in {"help", "quit", "detach"}:
+        print(help_text(command.line) if command.word == "help" else "")
+        return 0
+    if command.word == "list" and not args.json:
+        return _show_list(client, command)
+
+    answers = obey(client, command, wait_s=args.wait)
     if args.json:
         print_json("dbg", _plain(text, answers), in_one_line=True)
     else:
@@ -168,22 +250,26 @@ def _show(
     return _status(answers)
 
 
-def _plain(text: str, answers: Answers | Listing) -> dict[str, Any]:
-    from ..debugger.client.model import Listing
+def _show_list(client: DebugClient, command: Command) -> int:
+    from ..debugger.client.choosing import choose
+    from ..debugger.client.showing import listing_text
 
-    if isinstance(answers, Listing):
-        data = {
-            "processes": answers.to_records(),
-            "silent": list(answers.silent),
-        }
-    else:
-        data = answers.to_dict()
-    return {"typed": text, **data}
+    listing = client.list()
+    chosen = listing.processes
+    if command.ranks is not None:
+        chosen = choose(listing, command.ranks, command.group)
+    print(listing_text(listing, chosen=chosen))
+    return _status(listing)
+
+
+def _plain(text: str, answers: Answers | Listing) -> dict[str, Any]:
+    return {"typed": text, **answers.to_dict()}
 
 
 def _status(answers: Answers | Listing) -> int:
     outputs = getattr(answers, "outputs", ())
     missing = getattr(answers, "not_stopped", ())
     return int(
-        bool(missing or answers.silent) or any(o.is_error for o in outputs)
+        bool(missing or answers.silent or answers.lost)
+        or any(o.is_error for o in outputs)
     )

@@ -1,11 +1,12 @@
 """
-``env``: which variables have to be set so that a job records?
+``env``: which variables have to be set so that a job records, or can be asked?
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shlex
 
 from .options import Commands, add_command, warn
 from .output import print_json
@@ -33,6 +34,16 @@ def add_parser(commands: Commands) -> None:
         run,
         help="print what to export so that a job records",
         text=_TEXT,
+    )
+    parser.add_argument(
+        "--debugger",
+        action="store_true",
+        help="print what lets the ranks be debugged, and nothing else",
+    )
+    parser.add_argument(
+        "--post-mortem",
+        action="store_true",
+        help="with --debugger: a rank that fails waits to be looked at",
     )
     parser.add_argument(
         "--dump-dir", metavar="DIR", help="folder of the dumps"
@@ -77,7 +88,15 @@ def run(args: argparse.Namespace) -> int:
     """
     Print the exports.
     """
+    if args.debugger:
+        return _of_debugger(args)
+
     from ..errors import DistdebugError
+
+    if args.post_mortem:
+        msg = "--post-mortem goes with --debugger"
+        raise DistdebugError(msg, remedy="see env --help")
+
     from ..flight_recorder.recording.folder import make_folder
     from ..flight_recorder.recording.plan import plan_flight_recorder
 
@@ -104,6 +123,18 @@ def run(args: argparse.Namespace) -> int:
         print_json("env", data)
     else:
         print(settings.to_exports(), end="")
+    return 0
+
+
+def _of_debugger(args: argparse.Namespace) -> int:
+    from ..debugger.environment import job_environment
+
+    variables = job_environment(post_mortem=args.post_mortem)
+    if args.json:
+        print_json("env", {"variables": variables})
+    else:
+        for name, value in variables.items():
+            print(f"export {name}={shlex.quote(value)}")
     return 0
 
 

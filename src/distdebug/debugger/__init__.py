@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from .inside.breakpoints import set_trace
     from .inside.crashes import post_mortem
     from .inside.scopes import scope
+    from .launchers.on_monarch import monarch_setup
+    from .launchers.on_ray import ray_debugger_env, ray_debugger_setup
 
 
 __all__ = [
@@ -28,7 +30,10 @@ __all__ = [
     "arm",
     "connect",
     "disarm",
+    "monarch_setup",
     "post_mortem",
+    "ray_debugger_env",
+    "ray_debugger_setup",
     "scope",
     "set_trace",
 ]
@@ -38,7 +43,10 @@ _HOME = {
     "arm": "inside.arming",
     "connect": "client.connecting",
     "disarm": "inside.arming",
+    "monarch_setup": "launchers.on_monarch",
     "post_mortem": "inside.crashes",
+    "ray_debugger_env": "launchers.on_ray",
+    "ray_debugger_setup": "launchers.on_ray",
     "scope": "inside.scopes",
     "set_trace": "inside.breakpoints",
 }

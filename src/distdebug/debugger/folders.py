@@ -10,7 +10,6 @@ library.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import stat
@@ -62,6 +61,8 @@ def job_folder() -> Path:
     job = current_identity().job or "job"
     name = re.sub(r"[^A-Za-z0-9._-]", "-", job).lstrip(".-") or "job"
     if len(name) > 32:
+        import hashlib  # which loads a large library
+
         digest = hashlib.sha256(job.encode()).hexdigest()[:8]
         name = f"{name[:23]}-{digest}"
     return base_folder() / name
@@ -106,12 +107,15 @@ def make_folder(path: Path) -> None:
     check_folder(path)
 
 
-def check_folder(path: Path) -> None:
+def check_folder(path: Path, *, or_anothers: bool = False) -> None:
     """
     Find out whether a folder is ours alone.
 
     Args:
         path: The folder.
+
+        or_anothers: Whether root takes that of one other user as well, as it
+            may to read one that it named.  Nothing is ever written there.
 
     Raises:
         DebuggerError: It is a link, is not ours, or others may enter it.
@@ -121,8 +125,8 @@ def check_folder(path: Path) -> None:
     status = os.lstat(path)
     if not stat.S_ISDIR(status.st_mode):
         _refuse(path, "it is not a folder")
-    # Root may debug the jobs of others.
-    if status.st_uid != os.geteuid() and os.geteuid() != 0:
+    may_be_anothers = or_anothers and os.geteuid() == 0
+    if status.st_uid != os.geteuid() and not may_be_anothers:
         _refuse(path, f"it belongs to user {status.st_uid}")
     if status.st_mode & 0o077:
         _refuse(path, "others may enter it")
@@ -150,7 +154,8 @@ def socket_path(folder: Path, rank: int | None) -> Path:
     Raises:
         DebuggerError: The kernel does not take so long a path.
     """
-    path = folder / f"{'x' if rank is None else rank}.{os.getpid()}{_SUFFIX}"
+    who = "x" if rank is None else rank
+    path = folder / f"{who}.{_namespace():x}.{os.getpid()}{_SUFFIX}"
     if len(os.fsencode(path)) > _LONGEST:
         msg = f"{path} is too long for a socket"
         raise DebuggerError(
@@ -158,6 +163,16 @@ def socket_path(folder: Path, rank: int | None) -> Path:
         )
 
     return path
+
+
+def _namespace() -> int:
+    """
+    In which namespace is our number ours?  Each container may have its own.
+    """
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino  # noqa: PTH116 lighter
+    except OSError:
+        return 0
 
 
 def socket_paths(folder: Path) -> Iterator[tuple[Path, int]]:

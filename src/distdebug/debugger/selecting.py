@@ -36,6 +36,7 @@ def is_selected(
     """
     wanted = dict(by_dimension)
     if not wanted:
+        rank = int(rank)  # ranges go through all they hold for other kinds
         return any(rank in ranks for ranks in by_rank)
 
     return all(

@@ -1,24 +1,22 @@
 """
-Who listens in a folder, and what do those that are selected answer?
+Who listens, and what do those that are selected answer?
 """
 
 from __future__ import annotations
 
-import os
-
-from collections.abc import Iterable
-from contextlib import suppress
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Mapping
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import attrs
 
 from ...ranks import RankSelection
-from ..folders import socket_paths
-from .calls import Line, ask_all, open_line
+from .answers import Answers, Output
+from .calls import Peer, ask_all
 from .choosing import choose
 from .lending import sources_to_lend
-from .model import Answers, Listing, Output, Process, Session
+from .model import Listing, LostNode, Process, Session, Silent
+from .reach import Reach
 from .reading import process_of, read_output
 
 
@@ -31,43 +29,37 @@ _SLACK_S = 1.0
 @attrs.define
 class Ranks:
     """
-    The connections to all ranks whose sockets are in one folder.
+    All ranks that can be reached.
 
     Args:
-        folder: The folder.
-
-        timeout_s: How long a rank may take to answer, in seconds.
+        reach: Where they are looked for.
     """
 
-    folder: Path
-    timeout_s: float = 2.0
-    _lines: dict[str, Line] = attrs.field(factory=dict, init=False)
+    reach: Reach
     _lent: set[str] = attrs.field(factory=set, init=False)
 
     def close(self) -> None:
         """
         Hang up.
         """
-        self._hang_up(self._lines)
+        self.reach.close()
 
     def listing(self) -> Listing:
         """
         Find out who listens, and who is stopped.
         """
-        paths = self._connect()
+        reached = self.reach.peers()
+        peers = reached.peers
         answers = ask_all(
-            self._lines,
-            {path: {"op": "list"} for path in self._lines},
-            self.timeout_s,
+            peers, {k: {"op": "list"} for k in peers}, self.reach.timeout_s
         )
-        silent = [path for path, answer in answers.items() if answer is None]
-        self._hang_up(silent)
-        self._lend(answers)
-        found = [process_of(path, a) for path, a in answers.items() if a]
-        found.sort(key=lambda p: (p.group, p.rank, p.host, p.pid))
+        self._lend(peers, answers)
+        broken = self.reach.broken()
         return Listing(
-            processes=tuple(found),
-            silent=tuple(sorted(paths[path] for path in silent)),
+            processes=_processes(peers, answers),
+            silent=(*reached.silent, *_silent(peers, answers, broken)),
+            lost=_once((*reached.lost, *broken)),
+            idle=reached.idle,
         )
 
     def ask_processes(
@@ -96,25 +88,20 @@ class Ranks:
         Returns:
             What they answered.
         """
-        silent: tuple[int, ...] = ()
+        listing = Listing()
         if among is None:
             listing = self.listing()
-            silent = listing.silent
-            # If nobody answers at all, that is what there is to say.
-            is_mute = bool(silent) and not listing.processes
-            among = () if is_mute else choose(listing, ranks, group)
+            among = _chosen(listing, ranks, group)
         chosen = {p.path: p for p in among}
-        answers = self._ask(dict.fromkeys(chosen, request), wait_s)
+        told = self._ask(dict.fromkeys(chosen, request), wait_s)
         return Answers(
             outputs=tuple(
                 read_output(chosen[path], answer)
-                for path, answer in answers.items()
+                for path, answer in told.answers.items()
                 if answer is not None
             ),
-            silent=(
-                *silent,
-                *(chosen[p].pid for p, a in answers.items() if a is None),
-            ),
+            silent=(*listing.silent, *told.silent),
+            lost=_once((*listing.lost, *told.lost)),
         )
 
     def ask_stopped(
@@ -137,13 +124,14 @@ class Ranks:
             What they answered, and which ranks are not stopped.
         """
         listing = self.listing()
-        chosen = choose(listing, ranks, group)
+        chosen = _chosen(listing, ranks, group)
         held = [(p, s) for p in chosen for s in p.sessions]
         answers = self.ask_sessions(held, request)
         return attrs.evolve(
             answers,
             not_stopped=tuple(p for p in chosen if not p.sessions),
             silent=(*listing.silent, *answers.silent),
+            lost=_once((*listing.lost, *answers.lost)),
         )
 
     def ask_sessions(
@@ -166,77 +154,133 @@ class Ranks:
         for process, session in held:
             keys = by_path.setdefault(process.path, {})
             keys[session.key] = process, session
-        answers = self._ask(
+        told = self._ask(
             {path: {**request, "keys": [*k]} for path, k in by_path.items()},
             float(request.get("wait", 0.0)),
         )
         outputs: list[Output] = []
-        silent: list[int] = []
-        for path, keys in by_path.items():
-            answer = answers[path]
-            if answer is None:
-                silent += {p.pid for p, _ in keys.values()}
-                continue
-            stops = answer.get("stops") or {}
-            outputs += [
-                read_output(p, stops.get(key, answer), session=s)
-                for key, (p, s) in keys.items()
-            ]
-        return Answers(outputs=tuple(outputs), silent=tuple(silent))
+        for path, answer in told.answers.items():
+            if answer is not None:
+                stops = answer.get("stops") or {}
+                outputs += [
+                    read_output(p, stops.get(key, answer), session=s)
+                    for key, (p, s) in by_path[path].items()
+                ]
+        return Answers(
+            outputs=tuple(outputs), silent=told.silent, lost=told.lost
+        )
 
     def _ask(
         self, requests: dict[str, dict[str, Any]], wait_s: float
-    ) -> dict[str, dict[str, Any] | None]:
-        self._connect()
-        there = {p: r for p, r in requests.items() if p in self._lines}
-        answers = ask_all(
-            self._lines, there, wait_s + self.timeout_s + _SLACK_S
-        )
-        return {path: answers.get(path) for path in requests}
+    ) -> _Told:
+        if not requests:
+            return _Told()
 
-    def _lend(self, answers: dict[str, dict[str, Any] | None]) -> None:
+        reached = self.reach.peers()
+        peers = reached.peers
+        there = {p: r for p, r in requests.items() if p in peers}
+        answers = ask_all(
+            peers, there, wait_s + self.reach.timeout_s + _SLACK_S
+        )
+        broken = self.reach.broken()
+        return _Told(
+            answers={path: answers.get(path) for path in requests},
+            silent=_silent(peers, answers, broken),
+            lost=broken,
+        )
+
+    def _lend(
+        self, peers: Mapping[str, Peer], answers: Mapping[str, Any]
+    ) -> None:
         """
         Send sources to those that miss them, each once.
         """
+        lent = {}
         for path, answer in answers.items():
             missing = (answer or {}).get("missing")
-            if not missing or f"{path} {missing}" in self._lent:
-                continue
-            self._lent.add(f"{path} {missing}")
-            for request in sources_to_lend(self._lines[path], missing):
-                ask_all(self._lines, {path: request}, self.timeout_s)
-
-    def _connect(self) -> dict[str, int]:
-        """
-        Connect to whoever is new, and forget who has gone.
-        """
-        paths = {str(path): pid for path, pid in socket_paths(self.folder)}
-        self._hang_up(
-            path
-            for path, line in self._lines.items()
-            if path not in paths or not line.is_open()
-        )
-        for path, pid in paths.items():
-            if path in self._lines:
-                continue
-            try:
-                self._lines[path] = open_line(Path(path), self.timeout_s)
-            except ConnectionRefusedError:
-                _sweep(Path(path), pid)
-            except OSError:
-                continue
-
-        return paths
-
-    def _hang_up(self, paths: Iterable[str]) -> None:
-        for path in list(paths):
-            self._lines.pop(path).close()
+            if missing and f"{path} {missing}" not in self._lent:
+                self._lent.add(f"{path} {missing}")
+                lent[path] = sources_to_lend(peers[path].uid, missing)
+        while requests := {
+            path: request
+            for path, sources in lent.items()
+            if (request := next(sources, None))
+        }:
+            ask_all(peers, requests, self.reach.timeout_s)
 
 
-def _sweep(path: Path, pid: int) -> None:
+class _Told(NamedTuple):
     """
-    Remove the socket of a process that was killed.
+    What was answered, by whom not, and from where nothing can be.
     """
-    if not os.path.exists(f"/proc/{pid}"):  # noqa: PTH110 lighter
-        with suppress(OSError):
-            path.unlink()
+
+    answers: Mapping[str, dict[str, Any] | None] = {}
+    silent: tuple[Silent, ...] = ()
+    lost: tuple[LostNode, ...] = ()
+
+
+def _chosen(
+    listing: Listing, ranks: RankSelection | str | None, group: str | None
+) -> tuple[Process, ...]:
+    # If nobody answers at all, that is what there is to say.
+    if not listing.processes and (listing.silent or listing.lost):
+        return ()
+
+    return choose(listing, ranks, group)
+
+
+def _once(lost: Iterable[LostNode]) -> tuple[LostNode, ...]:
+    """
+    Each node with what was known of it first.
+    """
+    found: dict[str, LostNode] = {}
+    for node in lost:
+        found.setdefault(node.host, node)
+    return tuple(found.values())
+
+
+def _silent(
+    peers: Mapping[str, Peer],
+    answers: Mapping[str, object],
+    broken: Iterable[LostNode],
+) -> tuple[Silent, ...]:
+    lost = {node.host for node in broken}
+    return tuple(
+        Silent(host=peers[path].host, pid=peers[path].pid)
+        for path, answer in answers.items()
+        if answer is None and peers[path].host not in lost
+    )
+
+
+def _processes(
+    peers: Mapping[str, Peer],
+    answers: Mapping[str, dict[str, Any] | None],
+) -> tuple[Process, ...]:
+    """
+    Whoever answered, each once: two names of a node may lead to one.
+    """
+    found: dict[object, Process] = {}
+    for path, answer in answers.items():
+        if answer is not None:
+            process = process_of(path, answer)
+            start = (answer.get("process") or {}).get("start")
+            key = process.host, process.pid, str(start)
+            # It is known by the name under which it was asked.
+            host = peers[path].host or process.host
+            found.setdefault(key, attrs.evolve(process, host=host))
+    return _told_apart(sorted(found.values(), key=attrgetter("place")))
+
+
+def _told_apart(processes: Iterable[Process]) -> tuple[Process, ...]:
+    """
+    Name those that a rank has started: they come after it, by their numbers.
+    """
+    seen: set[tuple[str, int | None, str]] = set()
+    named = []
+    for p in processes:
+        key = p.group, p.rank, p.host
+        is_another = p.rank is not None and key in seen
+        seen.add(key)
+        name = "other process" if is_another else ""
+        named.append(attrs.evolve(p, name=name))
+    return tuple(named)

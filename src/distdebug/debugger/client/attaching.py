@@ -9,8 +9,9 @@ from typing import Any
 import attrs
 
 from ...errors import DebuggerError
+from .answers import Output
 from .asking import Ranks
-from .model import Output, Process, Session
+from .model import Process, Session, ranks_told
 
 
 __all__ = ["Attached"]
@@ -66,5 +67,5 @@ class Attached:
         for output in answers.outputs:
             return output
 
-        msg = f"rank {self.process.rank} does not answer"
+        msg = f"{ranks_told([self.process.rank])} does not answer"
         raise DebuggerError(msg, remedy="see: list")

@@ -7,12 +7,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...errors import DebuggerError
+from ...processes.model import Worker
 from ...ranks import RankSelection, fold_ranks, parse_ranks
 from ..selecting import is_selected
-from .model import Listing, Process, Session
+from .model import IDLE, Listing, Process, Session, ranks_shown
 
 
-__all__ = ["choose", "choose_session"]
+__all__ = ["choose", "choose_session", "choose_workers"]
+
+# Who has no number is meant where all are.
+_EVERYBODY = parse_ranks("ranks(:)").by_rank[0]
 
 
 def choose(
@@ -41,18 +45,66 @@ def choose(
     if selection is None:
         return there
 
-    found = tuple(
-        p
-        for p in there
-        if is_selected(
-            selection.by_rank, selection.by_dimension, p.rank, p.coords
-        )
-    )
+    found = tuple(p for p in there if _is_meant(p, selection))
     if not found:
         msg = f"{selection} selects nobody{_unknown(selection, there)}"
         raise DebuggerError(msg, remedy=_what_exists(there))
 
     return found
+
+
+def _is_meant(process: Process, selection: RankSelection) -> bool:
+    if process.rank is None:
+        return _EVERYBODY in selection.by_rank
+
+    return is_selected(
+        selection.by_rank,
+        selection.by_dimension,
+        process.rank,
+        process.coords,
+    )
+
+
+def choose_workers(
+    workers: Iterable[Worker],
+    ranks: RankSelection | str | None,
+    group: str | None,
+) -> tuple[Worker, ...]:
+    """
+    Which ranks that are not armed does a selection mean?
+
+    Args:
+        workers: Those there are.
+
+        ranks: The selection; all if it is ``None``.
+
+        group: Of which group; who is not armed belongs to none but that which
+            has no other name.
+
+    Returns:
+        The workers; none is no mistake.
+
+    Raises:
+        RankSyntaxError: The selection cannot be read.
+    """
+    selection = parse_ranks(ranks) if isinstance(ranks, str) else ranks
+    if group not in {None, "job"}:
+        return ()
+
+    return tuple(
+        worker
+        for worker in workers
+        if selection is None
+        or (
+            worker.rank is not None
+            and is_selected(
+                selection.by_rank,
+                selection.by_dimension,
+                worker.rank,
+                dict(worker.coordinates),
+            )
+        )
+    )
 
 
 def choose_session(
@@ -89,9 +141,13 @@ def choose_session(
     ]
     what = f"#{number}" if number is not None else f"rank {rank}"
     if not found:
-        ranks = fold_ranks(p.rank for p, _ in listing.sessions) or "none"
+        ranks = ranks_shown(p.rank for p, _ in listing.sessions) or "none"
         msg = f"{what} is not stopped"
-        raise DebuggerError(msg, remedy=f"stopped are: {ranks}; see: list")
+        remedy = f"stopped are: {ranks}; see: list"
+        if number is None and any(p.rank == rank for p in listing.processes):
+            who = f"{group} ranks({rank})" if group else f"ranks({rank})"
+            remedy = f"to stop it: interrupt {who}; {remedy}"
+        raise DebuggerError(msg, remedy=remedy)
     if len(found) > 1:
         names = ", ".join(
             f"#{n} ({p.group}, {s.thread})" for n, (p, s) in found
@@ -111,9 +167,16 @@ def _of_group(
         raise DebuggerError(
             msg, remedy="call distdebug.arm() in the job, or set DISTDEBUG=1"
         )
+    if group is None and is_needed:
+        # Ray keeps workers for tasks to come.
+        groups = [name for name in groups if name != IDLE] or groups
+        group = groups[0] if len(groups) == 1 else None
     if group is None and len(groups) > 1 and is_needed:
         msg = f"there are several groups: {', '.join(groups)}"
-        raise DebuggerError(msg, remedy=f"cast {groups[0]} ranks(:) p x")
+        raise DebuggerError(
+            msg,
+            remedy=f"write the group before ranks(...): {groups[0]} ranks(:)",
+        )
     if group is not None and group not in groups:
         msg = f"there is no group {group}"
         raise DebuggerError(msg, remedy=f"there are: {', '.join(groups)}")
@@ -132,7 +195,7 @@ def _what_exists(there: Iterable[Process]) -> str:
     for process in there:
         by_group.setdefault(process.group, []).append(process)
     return "there are: " + "; ".join(
-        f"{group} ranks {fold_ranks(p.rank for p in found)}{_sizes(found)}"
+        f"{group} ranks {ranks_shown(p.rank for p in found)}{_sizes(found)}"
         for group, found in by_group.items()
     )
 

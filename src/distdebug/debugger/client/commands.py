@@ -3,15 +3,21 @@ What does a person at the prompt of the debugger mean?
 
 ::
 
-    command  = "list" | "help" | "quit" | "detach" | attach | cast | eval
-             | extend | others
-    attach   = "attach" WS ( [ GROUP WS ] INT | "#" INT )
-    cast     = "cast" WS who LINE
-    eval     = "eval" WS who LINE
-    extend   = "extend" WS [ who ] MINUTES
-    others   = ( "continue" | "stack" | "interrupt" | "resume" ) [ WS who ]
-             | "abort" WS who
+    command  = "quit" | "detach" | help | attach | cast | eval | extend
+             | continue | stack | abort | others
+    help     = "help" [ WS WORD ]
+    attach   = "attach" WS ( [ GROUP WS ] INT | thread )
+    cast     = "cast" WS ( who | thread ) LINE
+    eval     = "eval" WS ( who [ "up" WS INT ":" ] | thread ) LINE
+    extend   = "extend" WS [ who | thread ] MINUTES
+    continue = "continue" [ WS ( one | thread ) ]
+    stack    = "stack" [ WS ( one | thread | [ who ] "all" ) ]
+    abort    = "abort" WS ( one | thread )
+    others   = ( "list" | "interrupt" | "resume" ) [ WS one ]
+    one      = who | [ GROUP WS ] INT
     who      = [ GROUP WS ] ranks
+    thread   = "#" INT
+    GROUP    = letters, digits, "-" and "_"
 
 The selection *ranks* is what :func:`distdebug.ranks.parse_ranks` reads.
 ``a``, ``l``, ``h``, ``c``, and ``q`` are short for the words that begin so.
@@ -25,29 +31,40 @@ import attrs
 
 from ...errors import DebuggerError
 from ...ranks import RankSelection, parse_ranks
+from .mistakes import missing_ranks, shown, unknown_command
 
 
-__all__ = ["WORDS", "Command", "parse_command"]
+__all__ = ["SHORT", "WORDS", "Command", "parse_command"]
 
 _BLANKS = " \t\r\n"
-_SHORT = {
+_ALONE = frozenset({"quit", "detach"})
+_WITH_LINE = frozenset({"cast", "eval"})
+_WITH_RANKS = frozenset(
+    {"list", "continue", "stack", "interrupt", "resume", "abort"}
+)
+_OF_THREADS = frozenset(
+    {"cast", "eval", "extend", "continue", "stack", "abort"}
+)
+
+SHORT = {
     "a": "attach",
     "l": "list",
     "h": "help",
     "c": "continue",
     "q": "quit",
 }
-_ALONE = frozenset({"list", "help", "quit", "detach"})
-_WITH_LINE = frozenset({"cast", "eval"})
-_WITH_RANKS = frozenset({"continue", "stack", "interrupt", "resume", "abort"})
+"""What the short forms mean."""
 
-WORDS = tuple(sorted({*_ALONE, *_WITH_LINE, *_WITH_RANKS, "attach", "extend"}))
+WORDS = tuple(
+    sorted({*_ALONE, *_WITH_LINE, *_WITH_RANKS, "attach", "extend", "help"})
+)
 """All commands, as they are completed."""
 
 _WORD = re.compile(r"[a-z]+(?=[ \t\r\n]|\Z)")
 _ATTACH = re.compile(r"(?:([A-Za-z0-9_-]+)[ \t\r\n]+)?([0-9]+)")
-_NUMBER = re.compile(r"#([0-9]{1,9})")
+_NUMBER = re.compile(r"#([0-9]{1,9})(?=[ \t\r\n]|\Z)")
 _WHO = re.compile(r"(?:([A-Za-z0-9_-]+)[ \t\r\n]+)?(?=ranks\()")
+_UP = re.compile(r"up[ \t]{1,9}([0-9]{1,4})[ \t]{0,9}:(?!=)")
 _MINUTES = re.compile(r"[0-9]{1,6}(?:\.[0-9]{1,6})?")
 
 
@@ -65,11 +82,15 @@ class Command:
 
         rank: The rank to attach to.
 
-        number: Or the number of a session, as it is listed.
+        number: Or the number of a thread that is held, as it is listed.
 
-        line: What to let the ranks do, or evaluate.
+        line: What to let the ranks do, to evaluate, or to explain.
 
         minutes: How long they may stay.
+
+        up: How many callers further out to evaluate.
+
+        is_full: Whether to tell of all threads.
     """
 
     word: str
@@ -79,6 +100,8 @@ class Command:
     number: int | None = None
     line: str = ""
     minutes: float | None = None
+    up: int = 0
+    is_full: bool = False
 
 
 def parse_command(text: str) -> Command:
@@ -98,10 +121,12 @@ def parse_command(text: str) -> Command:
     """
     text = text.strip(_BLANKS)
     match = _WORD.match(text)
-    word = _SHORT.get(match[0], match[0]) if match else ""
+    word = SHORT.get(match[0], match[0]) if match else ""
     rest = text[match.end() :].strip(_BLANKS) if match else ""
     if word in _ALONE:
         return _end(Command(word=word), rest)
+    if word == "help":
+        return _help(rest)
     if word == "attach":
         return _attach(rest)
     if word in _WITH_LINE:
@@ -111,16 +136,25 @@ def parse_command(text: str) -> Command:
     if word == "extend":
         return _extend(rest)
 
-    msg = f"not a command: {text!r:.200}"
-    raise DebuggerError(msg, remedy=f"one of {', '.join(WORDS)}")
+    raise unknown_command(text, WORDS)
 
 
 def _end(command: Command, rest: str) -> Command:
     if rest:
-        msg = f"nothing may follow {command.word}: {rest!r:.200}"
-        raise DebuggerError(msg)
+        msg = f"nothing may follow {command.word}: {shown(rest)}"
+        raise DebuggerError(msg, remedy=f"see: help {command.word}")
 
     return command
+
+
+def _help(rest: str) -> Command:
+    if rest and SHORT.get(rest, rest) not in {*WORDS, "ranks"}:
+        msg = f"there is no help on {shown(rest)}"
+        raise DebuggerError(
+            msg, remedy=f"help on one of: {', '.join(WORDS)}, ranks"
+        )
+
+    return Command(word="help", line=SHORT.get(rest, rest))
 
 
 def _attach(rest: str) -> Command:
@@ -131,55 +165,77 @@ def _attach(rest: str) -> Command:
         rank = int((match[2].lstrip("0") or "0")[:20])
         return Command(word="attach", group=match[1], rank=rank)
 
-    msg = f"not a rank to attach to: {rest!r:.200}"
+    msg = f"not a rank to attach to: {shown(rest)}"
     raise DebuggerError(
         msg, remedy="write attach 3, attach GROUP 3, or attach #2"
     )
 
 
 def _with_line(word: str, rest: str) -> Command:
-    group, ranks, line = _who(rest)
-    if ranks is None:
-        msg = f"{word} needs ranks(...): {rest!r:.200}"
-        raise DebuggerError(msg, remedy=f"write {word} ranks(:) p x")
+    command, line = _who(word, rest)
+    if not _says_who(command):
+        raise missing_ranks(word, rest)
+    if word == "eval" and (up := _UP.match(line)):
+        if command.number is not None:
+            msg = "callers of one thread are looked at by commands of pdb"
+            raise DebuggerError(msg, remedy=f"cast #{command.number} up")
+        command = attrs.evolve(command, up=int(up[1]))
+        line = line[up.end() :].strip(_BLANKS)
     if not line or "\n" in line or "\r" in line:
-        msg = f"{word} needs one line of what to do: {line!r:.200}"
-        raise DebuggerError(msg, remedy=f"write {word} {ranks} p x")
+        msg = f"{word} needs one line of what to do: {shown(line)}"
+        raise DebuggerError(msg, remedy=f"write {word} ranks(:) p x")
 
-    return Command(word=word, group=group, ranks=ranks, line=line)
+    return attrs.evolve(command, line=line)
 
 
 def _with_ranks(word: str, rest: str) -> Command:
-    group, ranks, rest = _who(rest)
-    if word == "abort" and ranks is None:
+    command, end = _who(word, rest)
+    if word == "abort" and not rest:
         msg = "abort needs ranks(...): it ends them"
         raise DebuggerError(msg, remedy="write abort ranks(:)")
+    if word == "stack" and command.number is None and end == "all":
+        return attrs.evolve(command, is_full=True)
+    if match := _ATTACH.fullmatch(rest):
+        # As of attach: nothing else can be meant by a number.
+        ranks = parse_ranks(f"ranks({match[2][:20]})")
+        return attrs.evolve(command, group=match[1], ranks=ranks)
+    if rest and not _says_who(command):
+        raise missing_ranks(word, rest)
 
-    return _end(Command(word=word, group=group, ranks=ranks), rest)
+    return _end(command, end)
 
 
 def _extend(rest: str) -> Command:
-    group, ranks, rest = _who(rest)
-    if not _MINUTES.fullmatch(rest):
-        msg = f"not a number of minutes: {rest!r:.200}"
-        raise DebuggerError(msg, remedy="write extend 30")
+    command, end = _who("extend", rest)
+    if not _MINUTES.fullmatch(end):
+        msg = f"not a number of minutes: {shown(end)}"
+        raise DebuggerError(
+            msg, remedy="write extend 30, or extend ranks(0) 30"
+        )
 
-    return Command(
-        word="extend", group=group, ranks=ranks, minutes=float(rest)
-    )
+    return attrs.evolve(command, minutes=float(end))
 
 
-def _who(rest: str) -> tuple[str | None, RankSelection | None, str]:
+def _says_who(command: Command) -> bool:
+    return command.ranks is not None or command.number is not None
+
+
+def _who(word: str, rest: str) -> tuple[Command, str]:
     """
-    The group and the ranks at the start, and what follows them.
+    The group and the ranks at the start, or one thread; and what follows.
     """
+    if word in _OF_THREADS and (number := _NUMBER.match(rest)):
+        command = Command(word=word, number=int(number[1]))
+        return command, rest[number.end() :].strip(_BLANKS)
+
     match = _WHO.match(rest)
     if match is None:
-        return None, None, rest
+        return Command(word=word), rest
 
     end = _closing(rest, match.end())
     ranks = parse_ranks(rest[match.end() : end])
-    return match[1], ranks, rest[end:].strip(_BLANKS)
+    command = Command(word=word, group=match[1], ranks=ranks)
+    return command, rest[end:].strip(_BLANKS)
 
 
 def _closing(text: str, start: int) -> int:

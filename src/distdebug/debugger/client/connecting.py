@@ -1,27 +1,32 @@
 """
-How are the ranks of a job on this node asked, and steered?
+How are the ranks of a job asked, and steered?
 """
 
 from __future__ import annotations
 
 import os
 
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Iterable
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import attrs
 
 from ...errors import DebuggerError
 from ...ranks import RankSelection
-from ..folders import base_folder, check_folder, job_folders, socket_paths
+from ..folders import base_folder
+from .answers import Answers
 from .asking import Ranks
 from .attaching import Attached
-from .calls import open_line
-from .choosing import choose_session
-from .model import Answers, Listing
-from .outside import stack_from_outside
+from .choosing import choose_session, choose_workers
+from .here import Here, choose_folder
+from .model import Listing
+from .outside import stacks_of_unarmed
+from .there import reach_nodes
+
+
+if TYPE_CHECKING:
+    from ...nodes.channel import Talks
 
 
 __all__ = ["DebugClient", "connect"]
@@ -29,17 +34,36 @@ __all__ = ["DebugClient", "connect"]
 _Ranks = RankSelection | str | None
 
 
-def connect(
-    folder: str | os.PathLike[str] | None = None, *, timeout_s: float = 2.0
+def connect(  # noqa: PLR0913 most can be left out
+    folder: str | os.PathLike[str] | None = None,
+    *,
+    slurm: str | int | None = None,
+    ray: str | None = None,
+    hosts: Iterable[str] | None = None,
+    nodes: Talks | None = None,
+    timeout_s: float = 2.0,
 ) -> DebugClient:
     """
-    Ask the ranks of a job on this node.
+    Ask the ranks of a job, on this node or on all of its nodes.
 
-    Ranks that begin to listen later are found as well.
+    Ranks that begin to listen later are found as well.  On other nodes, each
+    of which needs *distdebug*, a relay is started, which ends with this
+    client, or when it is not used for some minutes.
 
     Args:
-        folder: The folder of their sockets; by default ``DISTDEBUG_DIR``, or
-            that of the only job of this user that listens here.
+        folder: The folder of their sockets, on every node; by default
+            ``DISTDEBUG_DIR``, or that of the only job of this user that
+            listens there.
+
+        slurm: The nodes of this running Slurm job, by its number.
+
+        ray: The nodes of the Ray cluster at this address; ``"auto"`` is the
+            one that this node belongs to.
+
+        hosts: Hosts that ssh reaches without a password.
+
+        nodes: Or whatever brings programs to nodes, such as
+            ``Slurm(job=1234, container_name="train")``.
 
         timeout_s: How long a rank may take to answer, in seconds.
 
@@ -47,45 +71,55 @@ def connect(
         The client.  It holds no rank; if it ends, all stay as they are.
 
     Raises:
-        DebuggerError: The folder is not ours alone, or several jobs listen.
+        DebuggerError: The folder is not ours alone, several jobs listen, or
+            no node can be reached.
+
+        NodesError: The nodes are not known.
 
         OSError: It cannot be read.
     """
-    chosen = folder or os.environ.get("DISTDEBUG_DIR")
-    path = Path(chosen).absolute() if chosen else _only_job(timeout_s)
-    check_folder(path)
-    return DebugClient(Ranks(path, timeout_s))
+    given = [x for x in (slurm, ray, hosts, nodes) if x is not None]
+    if len(given) > 1:
+        msg = "either slurm, ray, hosts, or nodes can be given"
+        raise DebuggerError(msg, remedy="give one of them")
+    if given:
+        talks = nodes or _talks(slurm=slurm, ray=ray, hosts=hosts)
+        reach = reach_nodes(talks, folder, timeout_s=timeout_s)
+        return DebugClient(Ranks(reach))
+
+    path = choose_folder(folder, timeout_s)
+    if path is None:
+        msg = f"no job of yours listens on this node, below {base_folder()}"
+        raise DebuggerError(
+            msg, remedy="call distdebug.arm() in the job, or set DISTDEBUG=1"
+        )
+    return DebugClient(Ranks(Here(path, timeout_s)))
 
 
-def _only_job(timeout_s: float) -> Path:
-    alive = [f for f in job_folders() if _listens(f, timeout_s)]
-    if len(alive) == 1:
-        return alive[0]
-    if alive:
-        msg = f"{len(alive)} jobs listen on this node"
-        names = ", ".join(str(path) for path in alive)
-        raise DebuggerError(msg, remedy=f"choose a folder: {names}")
+def _talks(
+    *,
+    slurm: str | int | None,
+    ray: str | None,
+    hosts: Iterable[str] | None,
+) -> Talks:
+    if slurm is not None:
+        from ...nodes.slurm import Slurm
 
-    msg = f"no job of yours listens on this node, below {base_folder()}"
-    raise DebuggerError(
-        msg, remedy="call distdebug.arm() in the job, or set DISTDEBUG=1"
-    )
+        return Slurm(job=str(slurm))
+    if ray is not None:
+        from ...nodes.ray import Ray
 
+        return Ray(ray)
 
-def _listens(folder: Path, timeout_s: float) -> bool:
-    check_folder(folder)
-    for path, _ in socket_paths(folder):
-        with suppress(OSError):
-            open_line(path, timeout_s).close()
-            return True
+    from ...nodes.ssh import Ssh
 
-    return False
+    return Ssh(tuple(hosts or ()))
 
 
 @attrs.frozen
 class DebugClient:
     """
-    Asks the ranks whose sockets are in one folder: see :func:`connect`.
+    Asks the ranks of one job: see :func:`connect`.
 
     Selections are written as ``"ranks(dp=1)"``; `None` means every rank.  The
     group may be left out if there is only one.
@@ -180,14 +214,16 @@ class DebugClient:
         Ask where ranks are, whatever they are doing.
 
         Of a rank that does not answer, because native code holds its
-        interpreter, py-spy tells the stack, if it may.
+        interpreter, py-spy tells the stack, if it may; so it does of ranks of
+        the same job on this node that are not armed.
 
         Args:
             ranks: Which ranks.
 
             group: Their group.
 
-            all_threads: Whether to tell of other threads than the main one.
+            all_threads: Whether to tell of other threads than the one that
+                works, and those that are stopped.
 
         Returns:
             Their stacks.
@@ -196,9 +232,17 @@ class DebugClient:
             DebuggerError: Nobody is selected.
         """
         request = {"op": "stack", "all": all_threads}
-        answers = self.ranks.ask_processes(ranks, group, request)
-        notes = tuple(map(stack_from_outside, answers.silent))
-        return attrs.evolve(answers, notes=notes)
+        unarmed = choose_workers(self.ranks.reach.unarmed(), ranks, group)
+        try:
+            answers = self.ranks.ask_processes(ranks, group, request)
+        except DebuggerError:
+            if not unarmed:
+                raise
+            answers = Answers()
+        notes = self.ranks.reach.outside(answers.silent)
+        return attrs.evolve(
+            answers, notes=(*notes, *stacks_of_unarmed(unarmed))
+        )
 
     # -- what stops ranks, or lets them go on
 
@@ -315,6 +359,7 @@ class DebugClient:
         return Answers(
             outputs=(*stopped.outputs, *waiting.outputs),
             silent=tuple(dict.fromkeys((*stopped.silent, *waiting.silent))),
+            lost=tuple(dict.fromkeys((*stopped.lost, *waiting.lost))),
         )
 
     def extend(

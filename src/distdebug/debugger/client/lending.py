@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import os
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
 from ..._files import read_ordinary
-from ..wire import peer_uid
-from .calls import Line
 
 
 __all__ = ["sources_to_lend"]
@@ -24,12 +22,12 @@ _MOST_BYTES = 400_000  # JSON needs more than one byte for some
 _MOST_FILES = 20
 
 
-def sources_to_lend(line: Line, files: object) -> Iterable[dict[str, Any]]:
+def sources_to_lend(uid: int, files: object) -> Iterator[dict[str, Any]]:
     """
     What can be sent to a rank that misses some files?
 
     Args:
-        line: The connection to it.
+        uid: Its user.
 
         files: Their names, as it says.
 
@@ -37,7 +35,7 @@ def sources_to_lend(line: Line, files: object) -> Iterable[dict[str, Any]]:
         A request for each that is here.
     """
     # Root could read more than the user whose job it debugs.
-    if not isinstance(files, list) or peer_uid(line.socket) != os.geteuid():
+    if not isinstance(files, list) or uid != os.geteuid():
         return
 
     for file in files[:_MOST_FILES]:

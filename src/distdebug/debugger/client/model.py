@@ -1,29 +1,70 @@
 """
-What is known of the ranks, and what did they answer?
+What is known of the ranks?
 
 Whatever a rank sent is cleaned here: it is shown on terminals.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 import attrs
 
-from ..._text import clean, text_table, without_controls
+from ..._showing import Block, Lines, Shown, Table
+from ..._text import without_controls
 from ...ranks import fold_ranks
 
 
 __all__ = [
-    "Answers",
+    "IDLE",
     "Listing",
-    "Output",
+    "LostNode",
     "Process",
     "Session",
-    "merge_outputs",
+    "Silent",
+    "loss_lines",
     "plain_text",
+    "ranks_shown",
+    "ranks_told",
+    "silence_lines",
 ]
+
+
+_MOST_ROWS = 10_000
+
+IDLE = "idle"
+"""The group of workers that have nothing to do, as Ray keeps them."""
+
+
+def ranks_shown(ranks: Iterable[int | None]) -> str:
+    """
+    How are these ranks shown?
+
+    Args:
+        ranks: Their numbers; None where no launcher told one.
+
+    Returns:
+        Such as ``"0-3,7"``, with ``"-"`` for those without a number.
+    """
+    every = set(ranks)
+    known = fold_ranks(r for r in every if r is not None)
+    return ",".join(filter(None, [known, "-" if None in every else ""]))
+
+
+def ranks_told(ranks: Iterable[int | None]) -> str:
+    """
+    How are these ranks named in a sentence?
+
+    Args:
+        ranks: Their numbers; None where no launcher told one.
+
+    Returns:
+        Such as ``"rank 3"`` or ``"ranks 0-3"``.
+    """
+    every = set(ranks)
+    return f"rank{'s' * (len(every) != 1)} {ranks_shown(every)}"
 
 
 def plain_text(value: object) -> str:
@@ -66,6 +107,14 @@ class Session:
         line: The line, counted from 1.
 
         left_s: After how many seconds it goes on by itself.
+
+        patience_left_s: After how many seconds others may give up waiting
+            for it in a collective, if they began when it stopped; ``None`` if
+            that is not known.
+
+        labels: The *group*, *rank*, and *coords* under which it stopped, if it
+            says so.  A process of Monarch holds several actors, and the rank
+            of a slice is not that of the whole mesh.
     """
 
     key: str
@@ -77,6 +126,8 @@ class Session:
     file: str
     line: int
     left_s: int
+    patience_left_s: int | None = None
+    labels: Mapping[str, Any] | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -85,11 +136,12 @@ class Process:
     One process that can be asked.
 
     Attributes:
-        path: Its socket.
+        path: Its socket; on another node, behind the name of that and a colon.
 
         group: Under which group it is addressed.
 
-        rank: Under which rank.
+        rank: Under which rank; None, shown as ``-``, where no launcher
+            tells.
 
         coords: The index in each dimension of its mesh, as the job names them.
 
@@ -104,11 +156,14 @@ class Process:
         line: The line, counted from 1.
 
         sessions: Its threads that are held.
+
+        name: What tells it from the rank itself, if that is another process:
+            readers of data have the number of their rank.
     """
 
     path: str
     group: str
-    rank: int
+    rank: int | None
     coords: Mapping[str, int]
     host: str
     pid: int
@@ -116,6 +171,7 @@ class Process:
     file: str = ""
     line: int = 0
     sessions: tuple[Session, ...] = ()
+    name: str = ""
 
     @property
     def is_stopped(self) -> bool:
@@ -124,20 +180,101 @@ class Process:
         """
         return any(s.state == "stopped" for s in self.sessions)
 
+    @property
+    def place(self) -> tuple[str, int, str, int]:
+        """
+        Where it stands in a list.
+        """
+        rank = -1 if self.rank is None else self.rank
+        return self.group, rank, self.host, self.pid
+
+
+def _by_labels(processes: Iterable[Process]) -> tuple[Process, ...]:
+    """
+    Address threads as they were when they stopped.
+    """
+    before = tuple(processes)
+    found = tuple(part for p in before for part in _parts(p))
+    if found == before:
+        return before
+    return tuple(sorted(found, key=attrgetter("place")))
+
+
+def _parts(process: Process) -> list[Process]:
+    parts: dict[str, Process] = {}
+    for session in process.sessions:
+        labels = session.labels or {}
+        part = parts.setdefault(
+            repr(labels), attrs.evolve(process, **labels, sessions=())
+        )
+        parts[repr(labels)] = attrs.evolve(
+            part, sessions=(*part.sessions, session)
+        )
+    return [*parts.values()] or [process]
+
+
+@attrs.frozen(kw_only=True, order=True)
+class Silent:
+    """
+    One process that does not answer.
+
+    Attributes:
+        host: Its node; ``""`` if that is this one.
+
+        pid: Its number there.
+    """
+
+    host: str
+    pid: int
+
+    def __str__(self) -> str:
+        return f"process {self.pid}" + (self.host and f" on {self.host}")
+
+
+@attrs.frozen(kw_only=True, order=True)
+class LostNode:
+    """
+    One node that cannot be asked.
+
+    Attributes:
+        host: Its name.
+
+        reason: Why not, in one line.
+
+        remedy: What to do about it, or ``""``.
+    """
+
+    host: str
+    reason: str
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        advice = self.remedy and f" ({self.remedy})"
+        return f"{self.host} cannot be asked: {self.reason}{advice}"
+
 
 @attrs.frozen(kw_only=True)
-class Listing:
+class Listing(Shown):
     """
     Which ranks can be asked, and which are stopped?
 
     Attributes:
-        processes: All that answered, by group and rank.
+        processes: All that answered, by group and rank.  One whose threads
+            stopped under several labels stands there once for each.
 
-        silent: The numbers of the processes that did not.
+        silent: The processes that did not.
+
+        lost: The nodes that cannot be asked.
+
+        idle: The nodes on which nobody listens.
     """
 
-    processes: tuple[Process, ...] = ()
-    silent: tuple[int, ...] = ()
+    processes: tuple[Process, ...] = attrs.field(
+        default=(), converter=_by_labels
+    )
+    silent: tuple[Silent, ...] = ()
+    lost: tuple[LostNode, ...] = ()
+    idle: tuple[str, ...] = ()
 
     def __iter__(self) -> Any:
         return iter(self.processes)
@@ -149,18 +286,36 @@ class Listing:
         """
         return tuple((p, s) for p in self.processes for s in p.sessions)
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """
+        Who could not be asked, in sentences.
+        """
+        return (
+            *_idleness(self.idle),
+            *silence_lines(self.silent),
+            *loss_lines(self.lost),
+        )
+
     def to_records(self) -> list[dict[str, Any]]:
         """
         Plain data, one row for each process.
         """
         return [attrs.asdict(process) for process in self.processes]
 
-    def __str__(self) -> str:
-        if not self.processes:
-            rows = "no rank listens here"
+    def to_dict(self) -> dict[str, Any]:
+        """
+        Plain data.
+        """
+        return attrs.asdict(self)
+
+    def _blocks_(self) -> Iterable[Block]:
+        if self.processes:
+            rows = list(_rows(self.processes))
+            yield Table(_HEADERS, rows, most=_MOST_ROWS, more="processes")
         else:
-            rows = text_table(_HEADERS, _rows(self.processes))
-        return "\n".join([rows, *_silence(self.silent)])
+            yield "no rank listens here"
+        yield Lines(self.notes, most=_MOST_ROWS)
 
 
 _HEADERS = (
@@ -180,10 +335,10 @@ def _rows(processes: Iterable[Process]) -> Iterable[tuple[object, ...]]:
     number = 0
     for p in processes:
         coords = " ".join(f"{k}={v}" for k, v in p.coords.items())
-        labels = (p.group, p.rank, coords, p.host)
+        labels = (p.group, ranks_shown([p.rank]), coords, p.host)
         if not p.sessions:
             where = (p.function, f"{p.file}:{p.line}")
-            yield ("", *labels, "", "not stopped", *where)
+            yield ("", *labels, p.name, "not stopped", *where)
         for s in p.sessions:
             number += 1
             state = f"{s.state} ({s.reason})"
@@ -191,138 +346,31 @@ def _rows(processes: Iterable[Process]) -> Iterable[tuple[object, ...]]:
             yield (f"#{number}", *labels, s.thread, state, *where)
 
 
-@attrs.frozen(kw_only=True)
-class Output:
+def silence_lines(silent: Iterable[Silent]) -> Iterable[str]:
     """
-    What one rank answered.
+    Say who does not answer, and why that may be.
 
-    Attributes:
-        group: Its group.
-
-        rank: Its rank.
-
-        name: What else tells it from others of this rank; mostly empty.
-
-        text: What it printed, or why it could not.
-
-        state: ``"stopped"``, ``"running"``, ``"ended"`` if it goes on without
-            us, or ``""`` for a question that stops nobody.
-
-        is_error: Whether it could not do what was asked.
-
-        key: Which thread; ``""`` for the whole process.
+    Args:
+        silent: Who.
     """
-
-    group: str
-    rank: int
-    name: str = ""
-    text: str = ""
-    state: str = ""
-    is_error: bool = False
-    key: str = ""
-
-    @property
-    def shown(self) -> str:
-        """
-        The text, and what cannot be told from it.
-        """
-        note = {"running": "(still running)", "ended": "(goes on)"}
-        parts = [self.text.rstrip("\n")]
-        if not self.is_error:
-            parts.append(note.get(self.state, ""))
-        text = "\n".join(part for part in parts if part)
-        return f"*** {text}" if self.is_error else text
-
-
-@attrs.frozen(kw_only=True)
-class Answers:
-    """
-    What many ranks answered to one question.
-
-    Attributes:
-        outputs: What each said, by group and rank.
-
-        not_stopped: Ranks that were selected, but are not stopped.
-
-        silent: The numbers of the processes that did not answer in time.
-
-        notes: What else there is to say.
-    """
-
-    outputs: tuple[Output, ...] = ()
-    not_stopped: tuple[Process, ...] = ()
-    silent: tuple[int, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """
-        Plain data.
-        """
-        return attrs.asdict(self)
-
-    def __str__(self) -> str:
-        several = len({o.group for o in self.outputs}) > 1
-        parts = [
-            _merged(who, text)
-            for who, text in merge_outputs(self.outputs, groups=several)
-        ]
-        if self.not_stopped:
-            where = ", ".join(
-                f"{p.rank} (at {clean(p.file)}:{p.line} in {p.function})"
-                for p in self.not_stopped[:8]
-            )
-            more = len(self.not_stopped) - 8
-            rest = f", and {more} more" if more > 0 else ""
-            parts.append(f"selected but not stopped: rank {where}{rest}")
-        return "\n".join([*parts, *_silence(self.silent), *self.notes])
-
-
-def _silence(pids: Iterable[int]) -> Iterable[str]:
-    for pid in sorted(set(pids)):
+    for one in sorted(set(silent)):
         yield (
-            f"process {pid} does not answer: native code holds its "
+            f"{one} does not answer: native code holds its "
             "interpreter, or it is suspended; see: stack"
         )
 
 
-def merge_outputs(
-    outputs: Iterable[Output], *, groups: bool = False
-) -> tuple[tuple[str, str], ...]:
+def loss_lines(lost: Iterable[LostNode]) -> Iterable[str]:
     """
-    Who said the same?
+    Say which nodes cannot be asked, and why.
 
     Args:
-        outputs: What each rank said.
-
-        groups: Whether to name the group of each rank.
-
-    Returns:
-        Who, as folded ranks, and what they said.  What few said comes first,
-        because that is the odd one.
+        lost: Which.
     """
-    same: dict[str, list[Output]] = {}
-    for output in outputs:
-        same.setdefault(output.shown, []).append(output)
-    return tuple(
-        (_who(group, groups=groups), text)
-        for text, group in sorted(
-            same.items(), key=lambda item: (len(item[1]), item[1][0].rank)
-        )
-    )
+    yield from map(str, sorted(set(lost)))
 
 
-def _who(outputs: Iterable[Output], *, groups: bool) -> str:
-    plain: dict[str, list[int]] = {}
-    for output in outputs:
-        name = output.name and f" {output.name}"
-        group = f"{output.group} " if groups else ""
-        plain.setdefault(f"{group}%s{name}", []).append(output.rank)
-    return ", ".join(name % fold_ranks(ranks) for name, ranks in plain.items())
-
-
-def _merged(who: str, text: str) -> str:
-    if "\n" not in text:
-        return f"[{who}] {text}".rstrip()
-
-    lines = "\n".join(f"  {line}" for line in text.split("\n"))
-    return f"[{who}]\n{lines}"
+def _idleness(hosts: Sequence[str]) -> Iterable[str]:
+    if hosts:
+        more = f", and {len(hosts) - 8} more" if len(hosts) > 8 else ""
+        yield f"nobody listens on {', '.join(hosts[:8])}{more}"

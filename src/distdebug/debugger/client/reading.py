@@ -6,14 +6,34 @@ They may come from a process that is broken, so anything may be missing.
 
 from __future__ import annotations
 
+import re
+
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..._text import clean
-from .model import Output, Process, Session, plain_text
+from .answers import Output
+from .model import Process, Session, plain_text
 
 
 __all__ = ["process_of", "read_output", "stack_text"]
+
+_MOST_NUMBER = 1 << 62
+
+_OWN = "/distdebug/debugger/inside/"
+# Where a package is installed tells nothing; which one it is does.
+_LIBRARIES = re.compile(r".*/(?:site-packages|dist-packages)/")
+
+
+# Where Python, Ray, and Monarch run the work of a process.
+_WORK = frozenset(
+    {
+        "MainThread",
+        "AsyncIO Thread: default",
+        "monarch-actor-driver",
+        "monarch-actor-event-loop",
+    }
+)
 
 
 def process_of(path: str, answer: Mapping[str, Any]) -> Process:
@@ -29,16 +49,13 @@ def process_of(path: str, answer: Mapping[str, Any]) -> Process:
         The process, with the threads that are held.
     """
     process = _mapping(answer.get("process"))
-    coords = _mapping(process.get("coords"))
     return Process(
         path=path,
-        group=_text(process, "group") or "job",
-        rank=_number(process, "rank"),
-        coords={clean(str(k)): _number(coords, k) for k in coords},
+        **_labels(process),
         host=_text(process, "host"),
         pid=_number(process, "pid"),
         sessions=tuple(
-            _session(_mapping(stop)) for stop in answer.get("stops") or ()
+            _session(_mapping(stop)) for stop in _list(answer.get("stops"))
         ),
         **_place(_mapping(answer.get("main"))),
     )
@@ -52,8 +69,28 @@ def _session(stop: Mapping[str, Any]) -> Session:
         reason=_text(stop, "reason"),
         state=_text(stop, "state"),
         left_s=_number(stop, "left_s"),
+        patience_left_s=_known(stop, "patience_left_s"),
+        labels=_labels(stop["labels"]) if stop.get("labels") else None,
         **_place(stop),
     )
+
+
+def _labels(data: object) -> dict[str, Any]:
+    labels = _mapping(data)
+    coords = _mapping(labels.get("coords"))
+    return {
+        "group": _text(labels, "group") or "job",
+        "rank": _rank(labels),
+        "coords": {clean(str(k)): _number(coords, k) for k in coords},
+    }
+
+
+def _rank(data: Mapping[str, Any]) -> int | None:
+    return _known({"rank": 0, **data}, "rank")
+
+
+def _known(data: Mapping[str, Any], name: str) -> int | None:
+    return None if data.get(name) is None else _number(data, name)
 
 
 def _place(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -87,13 +124,13 @@ def read_output(
     if "threads" in answer:
         text = stack_text(answer["threads"])
     else:
-        text = plain_text(error or answer.get("output") or "")
+        text = plain_text(error or answer.get("output") or "").rstrip("\n")
     # One rank may be held in several threads.
-    is_main = session is None or session.thread == "MainThread"
+    is_main = session is None or session.thread in _WORK
     return Output(
         group=process.group,
         rank=process.rank,
-        name="" if is_main or session is None else session.thread,
+        name=process.name if is_main or session is None else session.thread,
         text=text,
         state=_text(answer, "state"),
         is_error=error is not None,
@@ -112,18 +149,36 @@ def stack_text(threads: object) -> str:
         The lines, as in a traceback: the innermost last.
     """
     parts = []
-    for thread in map(_mapping, threads if isinstance(threads, list) else ()):
+    for thread in map(_mapping, _list(threads)):
         parts.append(f"{_text(thread, 'thread')}:")
-        parts += _frame_lines(reversed(thread.get("frames") or ()))
+        frames = [*_of_the_job(reversed(_list(thread.get("frames"))))]
+        parts += _frame_lines(frames) or ["  in the debugger; cast it: where"]
     return "\n".join(parts)
 
 
-def _frame_lines(frames: Iterable[Any]) -> Iterable[str]:
+def _of_the_job(frames: Iterable[Any]) -> Iterable[Any]:
+    """
+    The frames, outermost first, up to where the debugger holds the thread.
+    """
+    for frame in frames:
+        if _OWN in _text(_mapping(frame), "file"):
+            return
+        yield frame
+
+
+def _frame_lines(frames: Iterable[Any]) -> list[str]:
+    lines = []
     for frame in map(_mapping, frames):
-        place = f"{_text(frame, 'file')}:{_number(frame, 'line')}"
-        yield f"  {place} in {_text(frame, 'function')}"
+        file = _LIBRARIES.sub("", _text(frame, "file"))
+        place = f"{file}:{_number(frame, 'line')}"
+        lines.append(f"  {place} in {_text(frame, 'function')}")
         if code := _text(frame, "code"):
-            yield f"    {code}"
+            lines.append(f"    {code}")
+    return lines
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
@@ -136,4 +191,8 @@ def _text(data: Mapping[str, Any], name: str) -> str:
 
 def _number(data: Mapping[str, Any], name: str) -> int:
     value = data.get(name)
-    return int(value) if isinstance(value, int | float) else 0
+    if not isinstance(value, int | float):
+        return 0
+
+    # JSON, as Python reads it, knows infinite numbers and such that are none.
+    return int(value) if abs(value) < _MOST_NUMBER else 0

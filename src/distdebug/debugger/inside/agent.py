@@ -8,13 +8,15 @@ itself.
 
 from __future__ import annotations
 
+import math
 import os
 import socket
+import struct
 import threading
 import time
 
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +24,26 @@ from ..wire import Feed, WireError, may_talk, pack, peer_uid
 from .answers import QUIET, answer
 from .audit import keep_record
 from .settings import say
+from .sockets import Opened, close_own, is_own, opened
+from .unanswered import note_request
 
 
-__all__ = ["listen", "serve"]
+__all__ = ["finish_answers", "forget_clients", "listen", "serve"]
 
 _MOST_CLIENTS = 16
-_IDLE_S = 600.0
+_IDLE_S = 600
+# Whoever is idle for so long makes room for somebody else.
+_GIVES_WAY_S = 10.0
+_SENDING_S = 30
 # Requests of one client; the job shall have most of its time for itself.
 _MOST_PER_SECOND = 200
 _BLOCK = 1 << 16
 _TYPED = ("line", "expression", "file")
+
+_clients: dict[socket.socket, Opened] = {}
+# When each was heard last, on the monotonic clock.
+_heard: dict[socket.socket, float] = {}
+_answering: set[socket.socket] = set()
 
 
 def listen(path: Path) -> socket.socket:
@@ -75,7 +87,7 @@ def serve(listener: socket.socket, folder: Path) -> threading.Thread:
     """
     thread = threading.Thread(
         target=_accept,
-        args=(listener, folder),
+        args=(listener, opened(listener), folder),
         name="distdebug-agent",
         daemon=True,
     )
@@ -83,18 +95,16 @@ def serve(listener: socket.socket, folder: Path) -> threading.Thread:
     return thread
 
 
-def _accept(listener: socket.socket, folder: Path) -> None:
+def _accept(listener: socket.socket, own: Opened, folder: Path) -> None:
     free = threading.BoundedSemaphore(_MOST_CLIENTS)
-    while True:
+    while is_own(listener, own):
         try:
             client, _ = listener.accept()
         except OSError:
-            if listener.fileno() < 0:
-                return
             time.sleep(0.1)  # no more files can be opened, for now
             continue
-        if not free.acquire(blocking=False):
-            client.close()
+        if not free.acquire(blocking=False) and not _has_room(free):
+            _turn_away(client)
             continue
         work = (client, folder, free)
         try:
@@ -104,21 +114,91 @@ def _accept(listener: socket.socket, folder: Path) -> None:
         except RuntimeError:  # no more threads
             client.close()
             free.release()
+    listener.detach()
+
+
+def _has_room(free: threading.BoundedSemaphore) -> bool:
+    """
+    Hang up on who has said nothing for the longest time, if it is long.
+    """
+    since = time.monotonic() - _GIVES_WAY_S
+    idle = (c for c in _clients.copy() if c not in _answering)
+    when, _, client = min(
+        ((_heard.get(c, since), n, c) for n, c in enumerate(idle)),
+        default=(math.inf, 0, None),
+    )
+    if client is None or when > since:
+        return False
+
+    with suppress(OSError, KeyError):
+        if is_own(client, _clients[client]):
+            client.shutdown(socket.SHUT_RDWR)
+    return free.acquire(timeout=1.0)
+
+
+def _turn_away(client: socket.socket) -> None:
+    text = f"{_MOST_CLIENTS} others talk to this rank at the moment"
+    with suppress(OSError):
+        client.sendall(pack({"id": None, "error": text}))
+    client.close()
 
 
 def _talk(
     client: socket.socket, folder: Path, free: threading.BoundedSemaphore
 ) -> None:
-    with closing(client), suppress(OSError):
-        try:
-            uid = peer_uid(client)
-            if may_talk(uid):
-                client.settimeout(_IDLE_S)
-                _converse(client, folder, uid)
-            else:
-                _refuse(folder, uid)
-        finally:
-            free.release()
+    own = _clients[client] = opened(client)
+    _heard[client] = time.monotonic()
+    try:
+        uid = peer_uid(client)
+        if may_talk(uid):
+            _limit(client)
+            _converse(client, folder, uid)
+        else:
+            _refuse(folder, uid)
+    except OSError:
+        pass  # it has gone
+    finally:
+        _clients.pop(client, None)
+        _heard.pop(client, None)
+        _answering.discard(client)
+        close_own(client, own)
+        free.release()
+
+
+def _limit(client: socket.socket) -> None:
+    """
+    Let the kernel wait, who does not mistake another file for this one.
+    """
+    for option, seconds in (
+        (socket.SO_RCVTIMEO, _IDLE_S),
+        (socket.SO_SNDTIMEO, _SENDING_S),
+    ):
+        limit = struct.pack("ll", seconds, 0)
+        client.setsockopt(socket.SOL_SOCKET, option, limit)
+
+
+def forget_clients() -> None:
+    """
+    Leave the conversations to the process that was forked.
+
+    Otherwise a client would not see that it ends, as long as a child lives.
+    """
+    _answering.clear()
+    _heard.clear()
+    while _clients:
+        close_own(*_clients.popitem())
+
+
+def finish_answers(seconds: float) -> None:
+    """
+    Let who said "go on" hear that it did, though the program ends by that.
+
+    Args:
+        seconds: How long that may take.
+    """
+    end = time.monotonic() + seconds
+    while _answering and time.monotonic() < end:
+        time.sleep(0.005)
 
 
 def _refuse(folder: Path, uid: int) -> None:
@@ -130,18 +210,25 @@ def _refuse(folder: Path, uid: int) -> None:
 
 
 def _converse(client: socket.socket, folder: Path, uid: int) -> None:
+    own = _clients[client]
     try:
-        for request in _requests(client):
+        for request in _requests(client, own):
+            _answering.add(client)
+            note_request()
             reply = _obey(request, folder, uid)
+            if not is_own(client, own):
+                return
             client.sendall(_packed({"id": request.get("id"), **reply}))
+            _answering.discard(client)
     except WireError as exc:
         client.sendall(pack({"id": None, "error": str(exc)}))
 
 
-def _requests(client: socket.socket) -> Iterator[dict[str, Any]]:
+def _requests(client: socket.socket, own: Opened) -> Iterator[dict[str, Any]]:
     feed = Feed()
     count, second = 0, time.monotonic()
-    while data := client.recv(_BLOCK):
+    while is_own(client, own) and (data := client.recv(_BLOCK)):
+        _heard[client] = time.monotonic()
         for request in feed.take(data):
             count += 1
             if count > _MOST_PER_SECOND:

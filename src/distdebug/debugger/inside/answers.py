@@ -4,17 +4,22 @@ What does a rank answer to a request?
 
 from __future__ import annotations
 
-import sys
-import threading
-
 from collections.abc import Callable
 from typing import Any
 
 from .labels import describe_process
-from .looking import evaluate, place_of, stack_of_threads, user_frame
+from .looking import evaluate, stack_of_threads, working_place
 from .pending import cancel_interrupt, interrupt_main
+from .prompt import prompts
 from .sources import missing_files, take_source
-from .stops import find_stop, give_line, open_stops
+from .stops import (
+    failed_threads,
+    find_stop,
+    give_line,
+    open_stops,
+    thread_name,
+    wait_for_ends,
+)
 
 
 __all__ = ["QUIET", "answer"]
@@ -25,6 +30,9 @@ QUIET = frozenset({"list", "last"})
 _LONGEST_LINE = 64_000
 _LONGEST_SOURCE = 1 << 20
 _LONGEST_WAIT_S = 600.0
+# This word is obeyed by who is busy with another command, too.
+_LET_GO = "detach"
+_NOT_STOPPED = {"state": "ended", "error": "it is not stopped any more"}
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -45,17 +53,15 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         return obey(request)
     except TimeoutError:
         return {"error": "it takes too long; it is left behind"}
-    except Exception as exc:  # noqa: BLE001 told to who asked
+    except BaseException as exc:  # noqa: BLE001 told to who asked
         return {"error": f"{type(exc).__name__}: {exc}"[:_LONGEST_LINE]}
 
 
 def _list(_: dict[str, Any]) -> dict[str, Any]:
     stops = [stop.to_dict() for stop in open_stops()]
-    main = threading.main_thread().ident or 0
-    frame = sys._current_frames().get(main)  # noqa: SLF001 there is no other way
     return {
         "process": describe_process(),
-        "main": place_of(user_frame(frame)) if frame else {},
+        "main": working_place(failed_threads()),
         "stops": stops,
         "missing": missing_files() if stops else [],
     }
@@ -66,8 +72,11 @@ def _command(request: dict[str, Any]) -> dict[str, Any]:
     if "\n" in line or "\r" in line:
         return {"error": "a command is one line"}
 
-    found = give_line(_keys(request), line, _seconds(request, "wait", 5.0))
-    return {"stops": dict(found)}
+    keys, wait_s = _keys(request), _seconds(request, "wait", 5.0)
+    if line.strip() == _LET_GO:
+        return {"stops": _release(keys, wait_s)}
+
+    return {"stops": dict(give_line(keys, line, wait_s))}
 
 
 def _last(request: dict[str, Any]) -> dict[str, Any]:
@@ -76,7 +85,7 @@ def _last(request: dict[str, Any]) -> dict[str, Any]:
         "stops": {
             key: {"state": stop.state, "output": stop.text(), **stop.place}
             if stop
-            else {"state": "ended", "error": "it is not stopped any more"}
+            else _NOT_STOPPED
             for key, stop in stops.items()
         }
     }
@@ -88,10 +97,7 @@ def _extend(request: dict[str, Any]) -> dict[str, Any]:
     for key in _keys(request):
         stop = find_stop(key)
         if stop is None:
-            found[key] = {
-                "state": "ended",
-                "error": "it is not stopped any more",
-            }
+            found[key] = _NOT_STOPPED
             continue
         stop.extend(seconds)
         text = f"waits for up to {seconds:.0f} s from now on"
@@ -105,13 +111,20 @@ def _eval(request: dict[str, Any]) -> dict[str, Any]:
         _text(request, "expression"),
         seconds=_seconds(request, "wait", 5.0),
         copy=bool(request.get("copy")),
-        up=min(int(request.get("up") or 0), 1000),
+        up=max(int(request.get("up") or 0), 0),
+        failed=failed_threads(),
     )
     return {"output": text}
 
 
 def _stack(request: dict[str, Any]) -> dict[str, Any]:
-    return {"threads": stack_of_threads(all_threads=bool(request.get("all")))}
+    threads = stack_of_threads(
+        all_threads=bool(request.get("all")),
+        failed=failed_threads(),
+        stopped={stop.ident for stop in open_stops()},
+        name_of=thread_name,
+    )
+    return {"threads": threads}
 
 
 def _interrupt(request: dict[str, Any]) -> dict[str, Any]:
@@ -125,10 +138,36 @@ def _source(request: dict[str, Any]) -> dict[str, Any]:
     return {"error": problem} if problem else {"output": "thank you"}
 
 
-def _resume(_: dict[str, Any]) -> dict[str, Any]:
-    if cancel_interrupt():
-        return {"output": "it will not be stopped"}
-    return {"output": "it was not about to be stopped"}
+def _resume(request: dict[str, Any]) -> dict[str, Any]:
+    was_wanted = cancel_interrupt()
+    held = prompts().values()
+    stops = [stop for prompt in held if (stop := prompt.let_go())]
+    if held:
+        return _gone(wait_for_ends(stops, _seconds(request, "wait", 1.0)))
+
+    told = "will not be" if was_wanted else "was not about to be"
+    return {"output": f"it {told} stopped"}
+
+
+def _release(keys: list[str], wait_s: float) -> dict[str, Any]:
+    """
+    Let threads go on, also those that are busy with a command.
+    """
+    held = {p.stop.key: p for p in prompts().values() if p.stop}
+    stops = {k: held[k].let_go() if k in held else None for k in keys}
+    wait_for_ends(filter(None, stops.values()), wait_s)
+    return {
+        key: _gone(stop.state == "ended") if stop else _NOT_STOPPED
+        for key, stop in stops.items()
+    }
+
+
+def _gone(has_gone: bool) -> dict[str, Any]:  # noqa: FBT001 it is the answer
+    if has_gone:
+        return {"state": "ended", "output": ""}
+
+    text = "it goes on when it has done what it was told before"
+    return {"state": "running", "output": text}
 
 
 _OPERATIONS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {

@@ -17,25 +17,40 @@ from typing import Any, NamedTuple
 
 from ...errors import DebuggerError
 from ..folders import job_folder, make_folder, socket_path
-from .agent import listen, serve
+from .agent import finish_answers, forget_clients, listen, serve
 from .labels import describe_process, set_labels
 from .patience import raise_timeouts, restore_timeouts
+from .pending import cancel_interrupt
 from .prompt import release_thread
-from .settings import is_off, is_wanted, say
-from .stops import after_fork
+from .settings import (
+    is_off,
+    is_post_mortem_wanted,
+    is_wanted,
+    pause_limit_s,
+    say_once,
+)
+from .sockets import Opened, close_own, is_own, opened
+from .stops import after_fork, close_stops
 
 
 __all__ = ["arm", "disarm", "is_armed", "ready_to_stop"]
 
 
+# Only who is just answering somebody waits so long: where many processes share a
+# core, its turn may come late.
+_FAREWELL_S = 5.0
+
+
 class _Armed(NamedTuple):
     path: Path
     listener: socket.socket
+    opened: Opened
     pid: int
 
 
 _armed: list[_Armed] = []
-_lock = threading.Lock()
+# A handler of signals, or of logs, may come to a breakpoint in here.
+_lock = threading.RLock()
 
 
 def arm(  # noqa: PLR0913 each can be left out
@@ -69,7 +84,8 @@ def arm(  # noqa: PLR0913 each can be left out
         collective_timeout: Let collectives wait for so many seconds from now
             on, so that the other ranks wait for one that is held.
 
-        post_mortem: Whether to stop where an exception would end the program.
+        post_mortem: Whether to stop where an exception would end the program;
+            ``DISTDEBUG_POST_MORTEM=1`` says so, too.
 
         breakpoints: Whether to take over ``breakpoint()``, also from a launcher
             that has done so, such as Ray or Monarch.  Without it,
@@ -84,34 +100,56 @@ def arm(  # noqa: PLR0913 each can be left out
     if is_off():
         return None
 
+    # At a breakpoint, it may be too late to open files.
+    from . import breakpoints as stopping
+    from . import crashes
+
     set_labels(labels, mesh)
+    pause_limit_s()  # which tells of a mistake now, and not at the first stop
     if collective_timeout is not None:
         raise_timeouts(collective_timeout)
-    if post_mortem:
-        from .crashes import examine_crashes
-
-        examine_crashes()
+    if post_mortem or is_post_mortem_wanted():
+        crashes.examine_crashes()
     if breakpoints:
-        from .breakpoints import set_trace
-
-        sys.breakpointhook = set_trace
+        sys.breakpointhook = stopping.set_trace
     with _lock:
-        if not is_armed():
-            _arm(Path(dir).absolute() if dir else job_folder())
-        return _armed[0].path if _armed else None
+        problem = "" if is_armed() else _arm(dir)
+        path = None if problem else _armed[0].path
+    if problem:
+        say_once(problem)
+    return path
 
 
-def _arm(folder: Path) -> None:
+def _arm(chosen: str | os.PathLike[str] | None) -> str:
+    """
+    Begin to listen; tell why that cannot be, if so.
+    """
     try:
-        make_folder(folder)
-        path = socket_path(folder, describe_process()["rank"])
-        listener = listen(path)
-    except (DebuggerError, OSError) as exc:
-        say("this rank cannot be debugged: %s", exc)
-        return
+        folder = Path(chosen).absolute() if chosen else job_folder()
+        _armed[:] = [_listening(folder)]
+    # A name that is none is a ValueError; no more threads, a RuntimeError.
+    except (DebuggerError, OSError, ValueError, RuntimeError) as exc:
+        remedy = (
+            getattr(exc, "remedy", "")
+            or "name a folder in DISTDEBUG_DIR that can be made on this node"
+        )
+        return f"this rank cannot be debugged: {exc}; {remedy}"
 
-    serve(listener, folder)
-    _armed[:] = [_Armed(path, listener, os.getpid())]
+    return ""
+
+
+def _listening(folder: Path) -> _Armed:
+    make_folder(folder)
+    path = socket_path(folder, describe_process()["rank"])
+    listener = listen(path)
+    armed = _Armed(path, listener, opened(listener), os.getpid())
+    try:
+        serve(listener, folder)
+    except RuntimeError:
+        _close(armed)
+        raise
+
+    return armed
 
 
 def is_armed() -> bool:
@@ -128,7 +166,27 @@ def ready_to_stop() -> bool:
     Returns:
         Whether it is armed, or was to be armed and now is.
     """
-    return is_armed() or (is_wanted() and arm() is not None)
+    with _lock:
+        was_armed = is_armed()
+        problem = _arm_again() if was_armed else ""
+    if problem:
+        say_once(problem)
+    if was_armed:
+        return not problem
+    return is_wanted() and arm() is not None
+
+
+def _arm_again() -> str:
+    """
+    Listen again, where somebody has removed the folder, or closed the socket.
+    """
+    armed = _armed[0]
+    is_there = os.path.exists(armed.path)  # noqa: PTH110 that of Path may raise
+    if is_there and is_own(armed.listener, armed.opened):
+        return ""
+
+    _close(_armed.pop())
+    return _arm(armed.path.parent)
 
 
 def disarm() -> None:
@@ -148,9 +206,10 @@ def _close(armed: _Armed) -> None:
         with suppress(OSError):
             armed.path.unlink()
         # A thread that waits in accept() only wakes up by this.
-        with suppress(OSError):
-            armed.listener.shutdown(socket.SHUT_RDWR)
-    armed.listener.close()
+        if is_own(armed.listener, armed.opened):
+            with suppress(OSError):
+                armed.listener.shutdown(socket.SHUT_RDWR)
+    close_own(armed.listener, armed.opened)
 
 
 def _forget() -> None:
@@ -158,13 +217,22 @@ def _forget() -> None:
     Leave the socket to the parent: a child arms itself at its first stop.
     """
     global _lock  # noqa: PLW0603 its owner does not exist here
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     after_fork()
-    # The parent is stepped, not the child.
+    forget_clients()
+    # The parent is stepped, or about to be stopped, not the child.
+    cancel_interrupt()
     release_thread()
     while _armed:
-        _armed.pop().listener.close()
+        gone = _armed.pop()
+        close_own(gone.listener, gone.opened)
+
+
+def _end() -> None:
+    close_stops()
+    finish_answers(_FAREWELL_S)
+    disarm()
 
 
 os.register_at_fork(after_in_child=_forget)
-atexit.register(disarm)
+atexit.register(_end)

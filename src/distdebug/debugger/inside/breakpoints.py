@@ -7,10 +7,11 @@ only where the debugger is armed, or where a person sits at the terminal.
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from types import FrameType
 from typing import Any
@@ -21,16 +22,16 @@ from ..selecting import is_selected
 from .arming import ready_to_stop
 from .crashes import examine_crashes
 from .labels import describe_process
-from .looking import place_of
+from .looking import place_of, place_text
 from .prompt import current_prompt
-from .settings import is_off, say
+from .settings import is_off, is_wanted, pause_limit_s, say, say_once
 from .stops import open_stop
+from .unanswered import is_unanswered
 
 
 __all__ = ["set_trace"]
 
-_passed: dict[tuple[str, int, str], int] = {}
-_lock = threading.Lock()
+_passed: dict[tuple[str, int, str], Iterator[int]] = {}
 
 
 def set_trace(  # noqa: PLR0913 each can be left out
@@ -74,7 +75,14 @@ def set_trace(  # noqa: PLR0913 each can be left out
     if is_off():
         return
 
-    here: FrameType = frame or sys._getframe(1)  # noqa: SLF001 as breakpoint() does
+    # An expression or a handler of logs that runs for us is not held.
+    if threading.current_thread().name.startswith("distdebug"):
+        return
+    try:
+        here: FrameType = frame or sys._getframe(1)  # noqa: SLF001 as breakpoint() does
+    except ValueError:  # it was called by no code, as atexit does
+        say_once("passed a breakpoint that is in no line")
+        return
     if not (cond() if callable(cond) else cond):
         return
     if ranks is not None and not _is_meant(ranks):
@@ -86,25 +94,33 @@ def set_trace(  # noqa: PLR0913 each can be left out
 
 
 def _stop(here: FrameType, limit: float | None, header: str | None) -> None:
+    place = place_of(here)
+    if pause_limit_s(limit) == 0:
+        say_once(f"passed a breakpoint at {place_text(place)}; the limit is 0")
+        return
     if not ready_to_stop():
         if _has_terminal():
             import pdb  # noqa: T100 somebody sits there
 
             pdb.Pdb().set_trace(here)
         else:
-            where = place_of(here)
-            say(
-                "passed a breakpoint at %s:%s in %s; DISTDEBUG=1 stops there",
-                where["file"],
-                where["line"],
-                where["function"],
-            )
+            _pass(place)
+        return
+    if is_unanswered(place["file"], place["line"]):
         return
 
     examine_crashes()
     current_prompt().halt(
         here, partial(open_stop, "breakpoint", limit, header)
     )
+
+
+def _pass(place: Mapping[str, Any]) -> None:
+    text = f"passed a breakpoint at {place_text(place)}"
+    if is_wanted():  # and said why that cannot be
+        say_once(f"{text}; this rank cannot be debugged")
+    else:
+        say("%s; DISTDEBUG=1 stops there", text)
 
 
 def _is_meant(ranks: str | int | Iterable[int]) -> bool:
@@ -115,7 +131,9 @@ def _is_meant(ranks: str | int | Iterable[int]) -> bool:
         several = [ranks] if isinstance(ranks, int) else ranks
         by_rank = tuple(range(rank, rank + 1) for rank in several)
         by_dimension = ()
-    return is_selected(by_rank, by_dimension, labels["rank"], labels["coords"])
+    # A program that nobody launched runs as its own rank 0.
+    rank = labels["rank"] or 0
+    return is_selected(by_rank, by_dimension, rank, labels["coords"])
 
 
 def _has_its_turn(here: FrameType, skip: int, *, once: bool) -> bool:
@@ -127,8 +145,8 @@ def _has_its_turn(here: FrameType, skip: int, *, once: bool) -> bool:
 
     code = here.f_code
     line = (code.co_filename, here.f_lineno, code.co_qualname)
-    with _lock:
-        passed = _passed[line] = _passed.get(line, 0) + 1
+    # No lock: a process that is forked would wait for it for ever.
+    passed = next(_passed.setdefault(line, itertools.count(1)))
     return passed == skip + 1 if once else passed > skip
 
 

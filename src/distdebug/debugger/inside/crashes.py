@@ -22,11 +22,16 @@ from typing import Any, Self
 
 from .arming import ready_to_stop
 from .prompt import current_prompt
-from .settings import is_off, say
+from .settings import is_off, pause_limit_s, say
 from .stops import open_stop
 
 
-__all__ = ["PostMortem", "examine_crashes", "post_mortem"]
+__all__ = [
+    "PostMortem",
+    "are_crashes_examined",
+    "examine_crashes",
+    "post_mortem",
+]
 
 _SEEN = "_distdebug_examined"
 _hooks: list[Any] = []
@@ -43,6 +48,10 @@ class PostMortem:
     def __init__(self, limit: float | None = None) -> None:
         self._limit = limit
         self._next_hook = sys.excepthook
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A function that is pickled by value takes it along to another process.
+        return PostMortem, (self._limit,)
 
     def __enter__(self) -> Self:
         return self
@@ -119,6 +128,13 @@ def examine_crashes() -> None:
     threading.excepthook = _of_thread
 
 
+def are_crashes_examined() -> bool:
+    """
+    Has this process been told to stop where it fails, or come to a breakpoint?
+    """
+    return bool(_hooks)
+
+
 def _of_program(
     kind: type[BaseException],
     error: BaseException,
@@ -144,6 +160,8 @@ def _examine(error: BaseException, limit: float | None) -> None:
     with suppress(Exception):
         setattr(error, _SEEN, True)
     text = "".join(traceback.format_exception_only(error)).strip()
+    if pause_limit_s(limit) == 0:
+        return
     if not ready_to_stop():
         say("not examined: %s; DISTDEBUG=1 stops there", text)
         return

@@ -11,20 +11,24 @@ import os
 import re
 import socket
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from ...identity import current_identity
+from .settings import say_once
 
 
-__all__ = ["describe_process", "process_key", "set_labels"]
+__all__ = ["describe_process", "label_by", "process_key", "set_labels"]
 
 _GROUP = re.compile(r"[A-Za-z0-9_-]{1,100}")
+_NOT_IN_GROUP = re.compile(r"[^A-Za-z0-9_-]")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _KNOWN = frozenset({"group", "rank", "world_size", "coords"})
 
 _own: dict[str, Any] = {}
 _mesh: dict[str, int] = {}
+_launcher: list[Callable[[], Mapping[str, Any]]] = []
 
 
 def set_labels(
@@ -61,22 +65,36 @@ def set_labels(
         _mesh.update(mesh)
 
 
+def label_by(tell: Callable[[], Mapping[str, Any]]) -> None:
+    """
+    Let a launcher say how this process is addressed, whenever that is asked.
+
+    One process may hold several actors, and a message may reach it under
+    another rank than the one before.
+
+    Args:
+        tell: Returns what it knows of *group*, *rank*, *world_size*, and
+            *coords*, for the thread that calls it.
+    """
+    _launcher[:] = [tell]
+
+
 def describe_process() -> dict[str, Any]:
     """
-    How is this process addressed?
+    How is this process addressed, as seen from the thread that asks?
 
     Returns:
-        Plain data: group, rank, world_size, local_rank, coords, and what
-        identifies the process.
+        Plain data: group, rank (``None`` where nobody tells), world_size,
+        local_rank, coords, and what identifies the process.
     """
     host, pid, start = process_key()
     identity = current_identity()
-    rank = identity.rank or 0
     group = os.environ.get("DISTDEBUG_GROUP", "")
     labels: dict[str, Any] = {
         "group": group if _GROUP.fullmatch(group) else "job",
-        "rank": rank,
+        "rank": identity.rank,
         "world_size": identity.world_size,
+        **_told(),
         **_own,
     }
     coords = labels.pop("coords", None)
@@ -90,6 +108,20 @@ def describe_process() -> dict[str, Any]:
         "pid": pid,
         "start": start,
     }
+
+
+def _told() -> dict[str, Any]:
+    """
+    What the launcher says, as far as it can be written in a command.
+    """
+    told: dict[str, Any] = {}
+    with suppress(Exception):  # a debugger may not harm the job
+        for tell in _launcher:
+            told.update(tell())
+    if "group" in told:
+        group = _NOT_IN_GROUP.sub("-", str(told["group"]))[:100]
+        told["group"] = group or "job"
+    return told
 
 
 def process_key() -> tuple[str, int, int]:
@@ -113,16 +145,24 @@ def _mesh_of_environment() -> dict[str, int]:
     ``DISTDEBUG_MESH``, such as ``pp=2,dp=4``; nothing if it is malformed.
     """
     mesh = {}
-    for part in filter(None, os.environ.get("DISTDEBUG_MESH", "").split(",")):
+    value = os.environ.get("DISTDEBUG_MESH", "")
+    for part in filter(None, value.split(",")):
         name, _, size = part.strip().partition("=")
-        if not (_NAME.fullmatch(name) and size.isdecimal()):
+        if not (_NAME.fullmatch(name) and size.isdecimal() and int(size)):
+            say_once(
+                "DISTDEBUG_MESH is not written as pp=2,dp=4, and left out: "
+                f"{value!r:.100}"
+            )
             return {}
         mesh[name] = int(size)
 
     return mesh
 
 
-def _coordinates(rank: int, mesh: Mapping[str, int]) -> dict[str, int]:
+def _coordinates(rank: int | None, mesh: Mapping[str, int]) -> dict[str, int]:
+    if rank is None:
+        return {}
+
     found = {}
     rest = rank
     for name, size in reversed([*mesh.items()]):

@@ -10,85 +10,117 @@ from __future__ import annotations
 import functools
 import sys
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
+from importlib import import_module
 from typing import Any
 
 from .settings import say
 
 
-__all__ = ["raise_timeouts", "restore_timeouts"]
+__all__ = ["raise_timeouts", "restore_timeouts", "shortest_timeout_s"]
 
-_MAKERS = ("init_process_group", "new_group")
+# Every way to make a group ends in this one: init_process_group, new_group,
+# split_group, and a DeviceMesh, which has bound those by name before us.
+_REGISTER = "_register_process_group"
+
+_MODULE = "torch.distributed.distributed_c10d"
 
 _before: dict[Any, timedelta] = {}
-_makers: dict[tuple[Any, str], Callable[..., Any]] = {}
+_register: list[Callable[..., Any]] = []
 
 
 def raise_timeouts(seconds: float) -> None:
     """
     Let the collectives of all groups wait for so long, at least.
 
-    Groups that are made later are included, if torch has been imported.
+    Groups that are made later are included.
 
     Args:
         seconds: How long a collective may take.
     """
-    dist: Any = sys.modules.get("torch.distributed")
-    if dist is None:
-        say("torch is not imported yet: its time-outs stay as they are")
+    try:
+        c10d = import_module(_MODULE)
+    except Exception as exc:  # noqa: BLE001 an installation that is broken
+        say("there is no torch whose time-outs could be raised: %s", exc)
         return
 
     restore_timeouts()
     timeout = timedelta(seconds=seconds)
-    _raise(dist, timeout)
-    for module in (dist, getattr(dist, "distributed_c10d", None)):
-        for name in _MAKERS:
-            if hasattr(module, name):
-                _wrap(dist, module, name, timeout)
+    for group in _groups():
+        _raise(group, timeout)
+    _watch(c10d, timeout)
 
 
-def _wrap(dist: Any, module: Any, name: str, timeout: timedelta) -> None:
-    make = getattr(module, name)
+def _watch(c10d: Any, timeout: timedelta) -> None:
+    register = getattr(c10d, _REGISTER, None)
+    if register is None:  # in a torch that we do not know
+        say("time-outs of groups that are made later stay as they are")
+        return
 
-    @functools.wraps(make)
-    def patient(*args: Any, **kwargs: Any) -> Any:
-        made = make(*args, **kwargs)
-        _raise(dist, timeout)
+    @functools.wraps(register)
+    def patient(name: Any, group: Any, *args: Any, **kwargs: Any) -> Any:
+        made = register(name, group, *args, **kwargs)
+        _raise(group, timeout)
         return made
 
-    _makers[module, name] = make
-    setattr(module, name, patient)
+    _register.append(register)
+    setattr(c10d, _REGISTER, patient)
 
 
-def _raise(dist: Any, timeout: timedelta) -> None:
-    c10d = getattr(dist, "distributed_c10d", None)
-    groups = getattr(getattr(c10d, "_world", None), "pg_map", {})
-    for group in list(groups):
+def _raise(group: Any, timeout: timedelta) -> None:
+    for backend in _backends(group):
         with suppress(Exception):
-            current = _timeout_of(group)
+            current = _timeout_of(backend)
             if current < timeout:
-                c10d._set_pg_timeout(timeout, group)  # type: ignore[union-attr] # noqa: SLF001
-                _before.setdefault(group, current)
-
-
-def _timeout_of(group: Any) -> timedelta:
-    device = next(iter(group._device_types))  # noqa: SLF001 torch has no other
-    options = group._get_backend(device).options  # noqa: SLF001
-    timeout: timedelta = options._timeout  # noqa: SLF001
-    return timeout
+                backend._set_default_timeout(timeout)  # noqa: SLF001 torch has no other
+                _before.setdefault(backend, current)
 
 
 def restore_timeouts() -> None:
     """
     Let collectives that start from now on wait for as long as before.
     """
-    for (module, name), make in _makers.items():
-        setattr(module, name, make)
-    _makers.clear()
-    c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")
-    for group, timeout in _before.items():
+    c10d: Any = sys.modules.get(_MODULE)
+    while _register:
+        setattr(c10d, _REGISTER, _register.pop())
+    for backend, timeout in _before.items():
         with suppress(Exception):
-            c10d._set_pg_timeout(timeout, group)  # noqa: SLF001
+            backend._set_default_timeout(timeout)  # noqa: SLF001 torch has no other
     _before.clear()
+
+
+def shortest_timeout_s() -> float | None:
+    """
+    After how long does the first of the others give up waiting for this rank?
+
+    Returns:
+        The shortest time-out of all groups of this process, in seconds;
+        ``None`` if there is none.
+    """
+    found = []
+    for group in _groups():
+        for backend in _backends(group):
+            with suppress(Exception):
+                found.append(_timeout_of(backend).total_seconds())
+    return min(found, default=None)
+
+
+def _groups() -> list[Any]:
+    c10d = sys.modules.get(_MODULE)
+    return [*getattr(getattr(c10d, "_world", None), "pg_map", {})]
+
+
+def _backends(group: Any) -> Iterator[Any]:
+    """
+    What carries out the collectives of a group, for each kind of device.
+    """
+    with suppress(Exception):
+        for device in group._device_types:  # noqa: SLF001 torch has no other
+            yield group._get_backend(device)  # noqa: SLF001
+
+
+def _timeout_of(backend: Any) -> timedelta:
+    timeout: timedelta = backend.options._timeout  # noqa: SLF001 torch has no other
+    return timeout

@@ -16,10 +16,16 @@ import sys
 from collections.abc import Iterator
 from types import CodeType, FrameType
 
+from .stops import open_stops
+
 
 __all__ = ["is_source_missing", "missing_files", "take_source"]
 
 _MOST_FRAMES = 200
+# A comprehension may begin on any line.
+_ANYWHERE = frozenset(
+    {"<module>", "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
+)
 _START = re.compile(r"\s*(?:@|async\s|def\s|class\s)|.*\blambda\b")
 
 
@@ -68,7 +74,7 @@ def take_source(filename: str, text: str) -> str:
     lines = text.splitlines(keepends=True)
     for code in _running_code():
         first = code.co_firstlineno
-        if code.co_filename != filename or code.co_name.startswith("<m"):
+        if code.co_filename != filename or code.co_name in _ANYWHERE:
             continue
         # Another version of the file would show lines that never ran.
         if not (first <= len(lines) and _START.match(lines[first - 1])):
@@ -80,6 +86,11 @@ def take_source(filename: str, text: str) -> str:
 
 
 def _running_code() -> Iterator[CodeType]:
+    """
+    Look at what runs, and at what ran before it failed.
+    """
+    for stop in open_stops():
+        yield from (frame.f_code for frame, _ in stop.failed)
     for innermost in sys._current_frames().values():  # noqa: SLF001 there is no other way
         frame: FrameType | None = innermost
         for _ in range(_MOST_FRAMES):

@@ -9,29 +9,40 @@ given to it, and never for longer than its limit.
 from __future__ import annotations
 
 import itertools
+import os
+import sys
 import threading
 import time
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from types import FrameType
 from typing import Any
 
-from .labels import process_key
-from .looking import place_of
-from .settings import pause_limit_s, say
+from .labels import describe_process, process_key
+from .looking import place_of, place_text
+from .patience import shortest_timeout_s
+from .settings import DEFAULT_LIMIT_S, pause_limit_s, say
+from .unanswered import note_unanswered, requests_so_far
 
 
 __all__ = [
     "Stop",
     "after_fork",
+    "close_stops",
+    "failed_threads",
     "find_stop",
     "give_line",
     "open_stop",
     "open_stops",
+    "thread_name",
+    "wait_for_ends",
 ]
 
 # JSON may need twelve bytes for a character.
 _MOST_TEXT = 60_000
+
+# No clock of the system waits for thousands of years.
+_LONGEST_WAIT_S = 86400.0
 
 _changed = threading.Condition()
 _open: dict[str, Stop] = {}
@@ -55,6 +66,26 @@ def open_stops() -> list[Stop]:
         return list(_open.values())
 
 
+def close_stops() -> None:
+    """
+    Tell whoever waits for a thread that the process ends.
+    """
+    for stop in open_stops():
+        stop.close()
+
+
+def failed_threads() -> dict[int, list[tuple[FrameType, int]]]:
+    """
+    Where did the threads fail that are examined now?
+
+    Their own frames are those of whoever examines them.
+
+    Returns:
+        Frames and lines, innermost first, by the number of the thread.
+    """
+    return {s.ident: [*reversed(s.failed)] for s in open_stops() if s.failed}
+
+
 def find_stop(key: str) -> Stop | None:
     """
     Which stop has this key?
@@ -68,7 +99,8 @@ class Stop:
     A thread that is held.
 
     Its state is ``stopped`` as long as it waits for a line, ``running`` while
-    it obeys one, and ``ended`` when it goes on without us.
+    it obeys one, and ``ended`` when it goes on without us.  It can be found as
+    soon as it is known where the thread is.
 
     Args:
         reason: ``"breakpoint"``, ``"post mortem"``, or ``"interrupt"``.
@@ -79,62 +111,126 @@ class Stop:
     def __init__(self, reason: str, limit_s: float) -> None:
         self.reason = reason
         self.number = next(_numbers)
-        self.thread = threading.current_thread().name
+        self.ident = threading.get_ident()
+        self.thread = thread_name(threading.current_thread().name)
+        described = describe_process()
+        self.labels = {k: described[k] for k in ("group", "rank", "coords")}
         host, pid, start = process_key()
-        self.key = (
-            f"{host}:{pid}:{start}:{threading.get_ident()}:{self.number}"
-        )
+        self.key = f"{host}:{pid}:{start}:{self.ident}:{self.number}"
         self.limit_s = limit_s
+        self.patience_s = shortest_timeout_s()
         self.since = time.monotonic()
         self.deadline = self.since + limit_s
         self.state = "running"
         self.place: dict[str, Any] = {}
+        self.failed: Sequence[tuple[FrameType, int]] = ()
+        self.warning = ""
+        self._requests = requests_so_far()
         self._line: str | None = None
+        self._is_over = False
         self._text: list[str] = []
         self._size = 0
-        with _changed:
-            _open[self.key] = self
 
-    def arrive(self, frame: FrameType) -> None:
+    def arrive(
+        self,
+        frame: FrameType,
+        line: int | None = None,
+        failed: Sequence[tuple[FrameType, int]] = (),
+    ) -> None:
         """
         Say where the thread is now.
+
+        Args:
+            frame: In which frame.
+
+            line: In which line, if it is not there any more.
+
+            failed: Through which frames and lines an exception came,
+                outermost first.
         """
-        self.place = place_of(frame)
+        is_new = not self.place
+        place = place_of(frame)
+        self.place = place if line is None else {**place, "line": line}
+        self.failed = failed
+        if is_new:
+            with _changed:
+                _open[self.key] = self
+            self._announce()
+
+    def _announce(self) -> None:
+        say(
+            "%s stopped (%s) at %s, for up to %.0f s; "
+            "see: python -m distdebug dbg%s",
+            self._name(),
+            self.reason,
+            place_text(self.place),
+            self.limit_s,
+            f"; but {self.warning}" if self.warning else "",
+        )
+
+    def _name(self) -> str:
+        rank = self.labels["rank"]
+        return f"process {os.getpid()}" if rank is None else f"rank {rank}"
 
     def read(self) -> str:
         """
         Wait for the next line.
 
         Returns:
-            The line; ``""`` when nobody gave one before the limit was over.
+            The line; ``""``, now and from now on, when nobody gave one before
+            the limit was over, or when the thread was released.
         """
         with _changed:
             self.state = "stopped"
             _changed.notify_all()
-            while self._line is None:
-                left = self.deadline - time.monotonic()
-                if left <= 0:
-                    break
-                _changed.wait(left)
+            has_expired = self._wait()
             line, self._line = self._line, None
             self.state = "running"
             self.deadline = time.monotonic() + self.limit_s
-        if line is None:
+        if has_expired:
             self._expire()
+        if line is None:
             return ""
 
         self._text.clear()
         self._size = 0
         return f"{line}\n"
 
+    def _wait(self) -> bool:
+        """
+        Wait for a line, or the end; tell whether the limit was over first.
+        """
+        while self._line is None and not self._is_over:
+            left = self.deadline - time.monotonic()
+            if left <= 0:
+                self._is_over = True
+                return True
+            _changed.wait(min(left, _LONGEST_WAIT_S))
+        return False
+
+    def release(self) -> None:
+        """
+        Let the thread go on as soon as it has obeyed what it obeys now.
+        """
+        with _changed:
+            self._is_over = True
+            _changed.notify_all()
+
     def _expire(self) -> None:
         self.write("the time limit of this pause is over: going on\n")
         say(
-            "nobody asked this rank for %.0f s: it goes on from %s:%s in %s",
+            "%s: nobody asked this rank for %.0f s: it goes on from %s%s",
+            self._name(),
             self.limit_s,
-            self.place.get("file"),
-            self.place.get("line"),
-            self.place.get("function"),
+            place_text(self.place),
+            ", and passes this line until somebody asks it"
+            if self._requests == requests_so_far()
+            else "",
+        )
+        note_unanswered(
+            str(self.place.get("file")),
+            int(self.place.get("line") or 0),
+            self._requests,
         )
 
     def write(self, text: str) -> None:
@@ -153,6 +249,7 @@ class Stop:
         """
         with _changed:
             self.state = "ended"
+            self.failed = ()
             _open.pop(self.key, None)
             _changed.notify_all()
 
@@ -174,12 +271,20 @@ class Stop:
         """
         Give the thread a line, if it waits for one.  The lock must be held.
         """
-        if self.state != "stopped" or self._line is not None:
+        if self.state != "stopped" or self._line is not None or self._is_over:
             return False
 
         self._line = line
         self.state = "running"
         return True
+
+    def _patience_left_s(self, now: float) -> float | None:
+        """
+        For how long the others wait in a collective, if they just began.
+        """
+        if self.patience_s is None:
+            return None
+        return round(max(self.since + self.patience_s - now, 0.0), 3)
 
     def to_dict(self) -> dict[str, Any]:
         """
@@ -190,12 +295,30 @@ class Stop:
             "key": self.key,
             "number": self.number,
             "thread": self.thread,
+            "labels": self.labels,
             "reason": self.reason,
             "state": self.state,
             "since_s": round(now - self.since, 3),
             "left_s": round(max(self.deadline - now, 0.0), 3),
+            "patience_left_s": self._patience_left_s(now),
             **self.place,
         }
+
+
+def thread_name(thread: str) -> str:
+    """
+    How is a thread called, if this process is not the rank itself?
+
+    Args:
+        thread: Its name.
+
+    Returns:
+        It, after that of a process that :mod:`multiprocessing` started.
+    """
+    multiprocessing: Any = sys.modules.get("multiprocessing.process")
+    if getattr(multiprocessing, "parent_process", bool)():
+        return f"{multiprocessing.current_process().name}/{thread}"
+    return thread
 
 
 def give_line(
@@ -230,6 +353,25 @@ def give_line(
         }
 
 
+def wait_for_ends(stops: Iterable[Stop], wait_s: float) -> bool:
+    """
+    Wait until threads that were released go on.
+
+    Args:
+        stops: What held them.
+
+        wait_s: How long to wait for all of them, in seconds.
+
+    Returns:
+        Whether all do.
+    """
+    waited_for = tuple(stops)
+    with _changed:
+        return _changed.wait_for(
+            lambda: all(stop.state == "ended" for stop in waited_for), wait_s
+        )
+
+
 def _answer(stop: Stop | None, *, was_given: bool) -> dict[str, Any]:
     if stop is None:
         return {"state": "ended", "error": "it is not stopped any more"}
@@ -258,12 +400,25 @@ def open_stop(
     Returns:
         What the thread waits at.
     """
-    stop = Stop(reason, pause_limit_s(limit))
+    # If breakpoints hold nothing, this is what somebody asked for.
+    stop = Stop(reason, pause_limit_s(limit) or DEFAULT_LIMIT_S)
     if header:
         stop.write(f"{header}\n")
-    say(
-        "stopped (%s) for up to %.0f s; see: python -m distdebug dbg",
-        reason,
-        stop.limit_s,
-    )
+    stop.warning = _impatience(stop)
+    if stop.warning:
+        stop.write(f"{stop.warning}\n")
     return stop
+
+
+def _impatience(stop: Stop) -> str:
+    """
+    What those should know who are looking at a rank while others wait for it.
+    """
+    if stop.patience_s is None or stop.patience_s >= stop.limit_s:
+        return ""
+
+    return (
+        "other ranks give up waiting in a collective after "
+        f"{stop.patience_s:.0f} s; arm(collective_timeout=...) raises that "
+        "before they begin"
+    )

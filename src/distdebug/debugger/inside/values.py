@@ -7,6 +7,7 @@ collective that hangs.  So such a tensor is described instead.
 
 from __future__ import annotations
 
+import itertools
 import pprint
 import reprlib
 import sys
@@ -18,6 +19,7 @@ from typing import Any
 __all__ = ["pretty_text", "value_text"]
 
 _LONGEST = 50_000
+_CONTAINERS = frozenset({list, tuple, dict, set, frozenset})
 _ON_HOST = frozenset({"cpu", "meta"})
 
 
@@ -33,7 +35,9 @@ def value_text(value: object, *, copy: bool = False) -> str:
     Returns:
         Its ``repr()``, cut if it is very long.
     """
-    return _cut(repr(value) if copy or not _has_device() else _far(value))
+    if _is_large(value) or (_has_device() and not copy):
+        return _cut(_far(value))
+    return _cut(repr(value))
 
 
 def pretty_text(value: object) -> str:
@@ -46,7 +50,23 @@ def pretty_text(value: object) -> str:
     Returns:
         What :func:`pprint.pformat` says, if there is no device.
     """
-    return _cut(_far(value) if _has_device() else pprint.pformat(value))
+    is_far = _has_device() or _is_large(value)
+    return _cut(_far(value) if is_far else pprint.pformat(value))
+
+
+def _is_large(value: object) -> bool:
+    """
+    Whether the text of a value would take much more memory than is shown.
+    """
+    rest, count = [value], 0
+    while rest and count <= _LONGEST:
+        one = rest.pop()
+        if type(one) in _CONTAINERS:
+            count += 1 + len(one)  # type: ignore[arg-type]
+            if count <= _LONGEST:
+                parts = one.items() if isinstance(one, dict) else [one]
+                rest += itertools.chain.from_iterable(parts)  # type: ignore[arg-type]
+    return count > _LONGEST
 
 
 def _cut(text: str) -> str:

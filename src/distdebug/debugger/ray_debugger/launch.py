@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..._files import read_ordinary, write_whole
+from ..._files import is_folder, read_ordinary, write_whole
 from ..._text import clean
 from ...errors import LaunchFileError
 from .model import RayDebuggerCheck, RayDebugSession
@@ -122,7 +122,7 @@ def write_launch_json(
 
 
 def _target(path: Path) -> Path:
-    file = path / ".vscode" / "launch.json" if path.is_dir() else path
+    file = path / ".vscode" / "launch.json" if is_folder(path) else path
     try:
         # A link stays one.
         return file.resolve()

@@ -4,12 +4,14 @@ Who waits in Ray's debugger, and what is in the way of using it?
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import attrs
 
-from ..._text import clean, text_table
-from ...capture.permission.check import Check
+from ..._showing import Block, Shown
+from ..._text import clean
+from ...capture.permission.check import Check, check_blocks
 from ...findings import Cause, Evidence, Finding, Location
 
 
@@ -17,8 +19,6 @@ __all__ = ["EXTENSION", "RayDebugSession", "RayDebuggerCheck"]
 
 # As in the marketplaces of VS Code and Cursor.
 EXTENSION = "anyscalecompute.ray-distributed-debugger"
-
-_WORDS = {True: "ok", False: "PROBLEM", None: "note"}
 
 
 @attrs.frozen(kw_only=True)
@@ -109,7 +109,7 @@ class RayDebugSession:
 
 
 @attrs.frozen(kw_only=True)
-class RayDebuggerCheck:
+class RayDebuggerCheck(Shown):
     """
     What was checked before Ray's debugger is used.
 
@@ -196,12 +196,5 @@ class RayDebuggerCheck:
             **rest,
         }
 
-    def __str__(self) -> str:
-        rows = [(_WORDS[c.ok], c.name, c.detail) for c in self.checks]
-        advice = [
-            f"{check.name}: {check.remedy}"
-            for check in self.checks
-            if check.ok is not True and check.remedy
-        ]
-        table = text_table(("", "check", "found"), rows)
-        return "\n".join([table, *([""] if advice else []), *advice])
+    def _blocks_(self) -> Iterable[Block]:
+        return check_blocks(self.checks)

@@ -1,0 +1,761 @@
+"""
+Jobs on several real nodes that are stopped, asked, and steered from one place.
+
+A Slurm of four nodes, a Ray cluster of two, and a server of ssh run on this
+machine.  Each node has a folder of its own for its sockets, as nodes do that
+are apart.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+import distdebug
+
+from distdebug.debugger import connect
+from distdebug.debugger.client import there
+
+
+SOURCE = str(Path(distdebug.__file__).parents[1])
+PROGRAM = Path(__file__).parent / "programs" / "debug_node.py"
+RELAY = "distdebug.debugger.relay"
+STEP, NODE = "slurmstepd", "SLURMD_NODENAME"
+PATIENCE_S = 60
+
+SLURM = """
+ClusterName=lab
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge.socket
+CryptoType=crypto/munge
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool.%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+TaskProlog={folder}/prolog
+SwitchType=switch/none
+MpiDefault=none
+ReturnToService=2
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+JobCompType=jobcomp/none
+PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+"""
+
+SSHD = """
+Port {port}
+ListenAddress 127.0.0.1
+HostKey {folder}/host_key
+AuthorizedKeysFile {folder}/authorized_keys
+PidFile {folder}/sshd.pid
+StrictModes no
+UsePAM no
+PasswordAuthentication no
+AcceptEnv DISTDEBUG_DIR PYTHONPATH
+PermitRootLogin prohibit-password
+"""
+
+SSH = """
+Host node-1 node-2
+  HostName 127.0.0.1
+  Port {port}
+  IdentityFile {folder}/key
+  IdentitiesOnly yes
+  UserKnownHostsFile {folder}/known
+  StrictHostKeyChecking no
+  LogLevel ERROR
+Host node-1
+  SetEnv DISTDEBUG_DIR={folder}/d.node-1 PYTHONPATH={source}
+Host node-2
+  SetEnv DISTDEBUG_DIR={folder}/d.node-2 PYTHONPATH={source}
+Host node-3
+  HostName 127.0.0.1
+  Port {closed}
+"""
+
+ACTORS = """
+import sys, time, ray
+@ray.remote(num_cpus=0)
+class Trainer:
+    def __init__(self, rank):
+        from distdebug.debugger import arm
+        self.rank = rank
+        arm(labels={"group": "trainer", "rank": rank}, breakpoints=True)
+    def step(self):
+        loss = self.rank % 2
+        if self.rank == 3:
+            self.hang()
+        breakpoint()
+        loss = loss + 10
+        return loss
+    def hang(self):
+        waits_for = "peer"
+        time.sleep(600)
+ray.init(sys.argv[1], log_to_driver=False)
+nodes = ["head", "other", "head", "other"]
+trainers = [
+    Trainer.options(resources={n: 1}).remote(r) for r, n in enumerate(nodes)
+]
+print(ray.get([trainer.step.remote() for trainer in trainers]))
+"""
+
+
+def wait_until(condition, *, seconds=PATIENCE_S):
+    """
+    Look until something is so; whether it is.
+    """
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def having(text):
+    """
+    Processes with this text in their command line.
+    """
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if any(text in word for word in process.cmdline()):
+                found.append(process)
+    return [process for process in found if process.pid != os.getpid()]
+
+
+def end(processes):
+    """
+    End these at once.
+    """
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes, 10)
+
+
+def free_port():
+    """
+    A port that nobody listens on.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return free.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def folder():
+    """
+    A folder; its path is short, as sockets want.
+    """
+    path = Path(tempfile.mkdtemp(prefix="n", dir="/tmp"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", SOURCE)
+        for name in ("DISTDEBUG", "DISTDEBUG_DIR", "RAY_ADDRESS"):
+            patch.delenv(name, raising=False)
+        yield path
+    end(having(f"{path}/"))
+    shutil.rmtree(path, ignore_errors=True)
+
+
+class Slurm:
+    """
+    A Slurm of our own.
+    """
+
+    nodes = ("lab-1", "lab-2", "lab-3", "lab-4")
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self):
+        """
+        Start every daemon in the foreground, as our own children.
+        """
+        key, munge = self.folder / "munge.key", self.folder / "munge.socket"
+        key.write_bytes(os.urandom(128))
+        key.chmod(0o600)
+        self.spawn(
+            *("munged", "--foreground", "--force", f"--key-file={key}"),
+            *(f"--socket={munge}", f"--pid-file={self.folder}/munged.pid"),
+            f"--log-file={self.folder}/munged.log",
+            f"--seed-file={self.folder}/munged.seed",
+        )
+        self._configure()
+        self._need(lambda: self.says("munge", "-n", "-S", str(munge)))
+        self.spawn("slurmctld", "-D")
+        for node in self.nodes:
+            self.spawn("slurmd", "-D", "-N", node, name=node)
+        idle = ("sinfo", "-hNtidle", "-o%N")
+        self._need(lambda: len(self.says(*idle).split()) == len(self.nodes))
+        self.spawn("srun", "-N4", "--mem=100", "sleep", "600")
+        self._need(lambda: self.says("squeue", "-htR", "-o%A").strip())
+        self.job = self.says("squeue", "-htR", "-o%A").strip()
+
+    def run(self, **environ):
+        """
+        Start a rank on each node.
+        """
+        log = (self.folder / "job.log").open("wb")
+        with log:
+            self.processes["job"] = subprocess.Popen(
+                [
+                    *("srun", "--overlap", f"--jobid={self.job}", "-N4"),
+                    *("-n4", "--mpi=none", sys.executable, str(PROGRAM)),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env={
+                    **os.environ,
+                    "PYTHONBREAKPOINT": "distdebug.debugger.set_trace",
+                    "DISTDEBUG": "1",
+                    **environ,
+                },
+                start_new_session=True,
+            )
+
+    @staticmethod
+    def says(*argv):
+        """
+        What a command prints; nothing if it fails.
+        """
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
+        return done.stdout if done.returncode == 0 else ""
+
+    def tasks(self, node):
+        """
+        The processes that Slurm started on a node.
+        """
+        found = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                parent = process.parent()
+                if (
+                    parent
+                    and parent.name() == STEP
+                    and process.environ().get(NODE) == node
+                ):
+                    found.append(process)
+        return found
+
+    def lose(self, node):
+        """
+        Stop all of a node at once.
+        """
+        self.kill(node)
+        for task in self.tasks(node):
+            end([*task.parents()[:1], *task.children(), task])
+
+    def kill(self, name):
+        """
+        Stop a daemon at once.
+        """
+        process = self.processes[name]
+        if process.poll() is None:
+            with suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+        process.wait(30)
+
+    def stop(self):
+        """
+        Stop all of them, the nodes first.
+        """
+        for node in self.nodes:
+            if node in self.processes:
+                self.lose(node)
+        for name in reversed(self.processes):
+            self.kill(name)
+
+    def spawn(self, *argv, name=None):
+        """
+        Start a daemon.
+        """
+        with (self.folder / f"{name or argv[0]}.out").open("wb") as out:
+            self.processes[name or argv[0]] = subprocess.Popen(
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @staticmethod
+    def _need(condition):
+        if not wait_until(condition, seconds=30):
+            pytest.skip("Slurm is installed and does not start here")
+
+    def _configure(self):
+        host = socket.gethostname().partition(".")[0]
+        lines = [SLURM.format(host=host, port=free_port(), folder=self.folder)]
+        for node in self.nodes:
+            (self.folder / f"spool.{node}").mkdir()
+            lines.append(
+                f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 "
+                f"Port={free_port()} CPUs=1 RealMemory=100\n"
+            )
+        prolog = self.folder / "prolog"
+        prolog.write_text(
+            "#!/bin/sh\n"
+            f'echo "export DISTDEBUG_DIR={self.folder}/d.$SLURMD_NODENAME"\n'
+        )
+        prolog.chmod(0o755)
+        (self.folder / "state").mkdir()
+        (self.folder / "slurm.conf").write_text("".join(lines))
+
+
+@pytest.fixture(scope="module")
+def slurm(folder):
+    """
+    A Slurm with a job on all of its nodes.
+    """
+    for tool in ("munged", "munge", "slurmctld", "slurmd", "srun"):
+        if not shutil.which(tool):
+            pytest.skip(f"{tool} is not installed")
+    if os.geteuid() != 0:
+        pytest.skip("several nodes on one host need root")
+
+    lab = Slurm(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
+        try:
+            lab.start()
+            yield lab
+        finally:
+            lab.stop()
+
+
+def texts(answers):
+    """
+    What each rank said.
+    """
+    return {o.rank: o.text.strip() for o in answers.outputs}
+
+
+def wait_for_stops(where, ranks):
+    """
+    A client, as soon as exactly these ranks are stopped, and all are there.
+    """
+    listing = None
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        # Nodes that join later are not known to one that is connected.
+        client = connect(**where)
+        listing = client.list()
+        stopped = {p.rank for p in listing if p.is_stopped}
+        if stopped == ranks and len(listing.processes) > len(ranks):
+            return client
+        client.close()
+        time.sleep(0.2)
+    pytest.fail(str(listing))
+
+
+def follow(client, hosts):
+    """
+    Do what one does with three ranks that are stopped and one that hangs, on
+    nodes of these names.
+    """
+    listing = client.list()
+    odd = client.cast("ranks(:)", "p loss")
+    held = client.attach(1)
+    # Where a breakpoint stops depends on the version of Python.
+    stepped = [held.send("next") for _ in range(2)]
+    held.send("p loss")
+    told = held.send("p 'x' * 200000")
+    values = client.eval("ranks(3)", "waits_for")
+    stacks = client.stack("ranks(3)")
+
+    assert hosts == [p.host for p in listing]
+    assert () == (*listing.lost, *listing.silent)
+    assert {0: "0", 1: "1", 2: "0"} == texts(odd)
+    assert [3] == [p.rank for p in odd.not_stopped]
+    assert ["stopped"] * 2 == [output.state for output in stepped]
+    assert "return loss" in stepped[-1].text + stepped[0].text
+    assert "xxx" in told.text
+    assert {3: "'peer'"} == texts(values)
+    assert " in hang" in texts(stacks)[3].replace("Trainer.", "")
+    assert {1: "11"} == texts(client.cast("ranks(1)", "p loss"))
+
+
+@contextmanager
+def prompt(*options):
+    """
+    A person at the prompt, who has seen the list.
+    """
+    with subprocess.Popen(
+        [sys.executable, "-m", "distdebug", "dbg", *options],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            shown = ""
+            while "for help" not in shown:
+                line = process.stdout.readline()
+                assert line, shown
+                shown += line
+            yield process
+        finally:
+            process.kill()
+
+
+def leave(process):
+    """
+    Detach from a rank, and leave; what was shown.
+    """
+    typed = "attach 0\np 'typed'\ndetach\nquit\n"
+    return process.communicate(typed, timeout=PATIENCE_S)[0]
+
+
+@pytest.fixture(scope="module")
+def job(slurm):
+    """
+    Four ranks, three of which are stopped, and the options to reach them.
+    """
+    slurm.run()
+    where = {"slurm": slurm.job}
+    wait_for_stops(where, {0, 1, 2}).close()
+    return where
+
+
+class TestSlurm:
+    def test_session(self, slurm, job):
+        """
+        The ranks of all nodes are listed, cast to, stepped, and asked.
+        """
+        with connect(**job) as client:
+            follow(client, list(slurm.nodes))
+
+        assert wait_until(lambda: not having(RELAY))
+
+    def test_prompt(self, job):
+        """
+        The prompt of the command is the same; to leave leaves nothing.
+        """
+        with prompt("--slurm", job["slurm"]) as process:
+            shown = leave(process)
+
+        assert "typed" in shown
+        assert 0 == process.returncode
+        assert wait_until(lambda: not having(RELAY))
+
+    def test_killed_client(self, job):
+        """
+        A client that is killed leaves no relay, and the ranks as they were.
+        """
+        with prompt("--slurm", job["slurm"]) as process:
+            assert having(RELAY)
+            process.kill()
+            process.wait(PATIENCE_S)
+
+            assert wait_until(lambda: not having(RELAY))
+        with connect(**job) as client:
+            stopped = {p.rank for p in client.list() if p.is_stopped}
+        assert {0, 1, 2} == stopped
+
+    def test_cut(self, slurm, job, monkeypatch):
+        """
+        A relay whose client is cut off ends by itself; the next question
+        starts another.
+        """
+        monkeypatch.setattr(there, "_IDLE_S", 2)
+        with connect(**job) as client:
+            client.list()
+            cut = [p for p in having(RELAY) if p.name().startswith("srun")]
+            ours = {p.pid for p in having(RELAY)} - {p.pid for p in cut}
+            end(cut)
+
+            assert ours
+            assert wait_until(
+                lambda: not ours & {p.pid for p in having(RELAY)}
+            )
+            answers = client.cast("ranks(:)", "p rank")
+        assert {0: "0", 1: "1", 2: "2"} == texts(answers)
+
+    def test_silent(self, slurm, job):
+        """
+        A rank that is suspended is named with its node.
+        """
+        (rank,) = [p for p in having(str(PROGRAM)) if is_rank(p, 2)]
+        rank.suspend()
+        try:
+            with connect(**job, timeout_s=0.5) as client:
+                listing = client.list()
+                # One of these has been left to answer later.
+                text = str(listing)
+        finally:
+            rank.resume()
+
+        assert [("lab-3", rank.pid)] == [
+            (one.host, one.pid) for one in listing.silent
+        ]
+        assert f"process {rank.pid} on lab-3 does not answer" in text
+
+    def test_node_dies(self, slurm, job):
+        """
+        A node that dies in mid-conversation is told, and no other is lost.
+        """
+        with connect(**job) as client:
+            client.list()
+            slurm.lose("lab-4")
+            begin = time.monotonic()
+            answers = client.cast("ranks(0:3)", "p rank")
+            listing = client.list()
+
+        assert time.monotonic() - begin < 45
+        assert {0: "0", 1: "1", 2: "2"} == texts(answers)
+        assert [0, 1, 2] == [p.rank for p in listing]
+        assert ["lab-4"] == [node.host for node in listing.lost]
+        assert listing.lost[0].reason
+        assert "lab-4 cannot be asked: " in str(listing)
+
+    def test_goes_on(self, slurm, job):
+        """
+        What one lets go ends as if it had never been stopped.
+        """
+        with connect(**job) as client:
+            client.cast("ranks(:)", "continue")
+
+        log = slurm.folder / "job.log"
+        assert wait_until(lambda: 3 == log.read_text().count("is done"))
+
+
+def is_rank(process, rank):
+    """
+    Whether a process is this rank of the job.
+    """
+    with suppress(psutil.Error):
+        environ = process.environ()
+        return environ.get("SLURM_PROCID") == str(rank) and (
+            "python" in process.name()
+        )
+    return False
+
+
+class TestRay:
+    @pytest.fixture
+    def cluster(self, folder):
+        """
+        Two nodes, and actors on both; the address.
+        """
+        pytest.importorskip("ray")
+        address = f"127.0.0.1:{free_port()}"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("RAY_AUTH_MODE", "disabled")
+            patch.setenv("HOME", str(folder))
+            patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+            nodes = [self.start(folder, "head", address, "127.0.0.1")]
+            wait_until(lambda: self.answers(address))
+            nodes.append(self.start(folder, "other", address, "127.0.0.2"))
+            (folder / "actors.py").write_text(ACTORS)
+            driver = subprocess.Popen(
+                [sys.executable, str(folder / "actors.py"), address],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            yield address
+            for process in (driver, *nodes):
+                process.kill()
+                process.wait(30)
+            end(having(f"{folder}/ray."))
+
+    @staticmethod
+    def answers(address):
+        """
+        Whether somebody listens there.
+        """
+        host, port = address.split(":")
+        with (
+            suppress(OSError),
+            socket.create_connection((host, int(port)), 1),
+        ):
+            return True
+        return False
+
+    @staticmethod
+    def start(folder, name, address, ip):
+        """
+        Start a node.
+        """
+        where = (
+            ["--head", "--include-dashboard=false", "--port", address[10:]]
+            if name == "head"
+            else ["--address", address]
+        )
+        with (folder / f"{name}.txt").open("wb") as log:
+            return subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "ray.scripts.scripts", "start"),
+                    *("--block", "--disable-usage-stats", *where),
+                    *("--node-ip-address", ip, "--num-cpus", "2"),
+                    *("--temp-dir", str(folder / f"ray.{name}")),
+                    *("--resources", json.dumps({name: 100})),
+                    *("--object-store-memory", str(80 << 20)),
+                ],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={
+                    **os.environ,
+                    "DISTDEBUG": "1",
+                    "DISTDEBUG_DIR": str(folder / f"r.{name}"),
+                },
+                start_new_session=True,
+            )
+
+    def test_session(self, cluster):
+        """
+        The actors of all nodes are listed, cast to, stepped, and asked; no
+        relay is left, not even by a client that is killed.
+        """
+        with wait_for_stops({"ray": cluster}, {0, 1, 2}) as client:
+            listing = client.list()
+            hosts = [p.host for p in listing]
+            follow(client, hosts)
+
+        assert 2 == len(set(hosts))
+        assert hosts[:2] == hosts[2:]
+        assert wait_until(lambda: not having(RELAY))
+
+        with prompt("--ray", cluster) as process:
+            assert wait_until(lambda: having(RELAY))
+            process.kill()
+            process.wait(PATIENCE_S)
+            assert wait_until(lambda: not having(RELAY))
+
+        with connect(ray=cluster) as client:
+            other = listing.processes[1].host
+            end(having("/ray.other"))
+            assert wait_until(
+                lambda: [other] == [n.host for n in client.list().lost],
+                seconds=40,
+            )
+            assert client.list().lost[0].reason
+
+
+class TestSsh:
+    @pytest.fixture
+    def hosts(self, folder):
+        """
+        A server of ssh with keys of its own; two names of this machine.
+        """
+        server, keygen = shutil.which("sshd"), shutil.which("ssh-keygen")
+        server = server or shutil.which("/usr/sbin/sshd")
+        if not (server and keygen and shutil.which("ssh")):
+            pytest.skip("openssh-server is not installed")
+        for name in ("host_key", "key"):
+            subprocess.run(
+                [keygen, "-q", "-t", "ed25519", "-N", "", "-f", folder / name],
+                check=True,
+                timeout=30,
+            )
+        shutil.copy(folder / "key.pub", folder / "authorized_keys")
+        port, closed = free_port(), free_port()
+        (folder / "sshd_config").write_text(
+            SSHD.format(folder=folder, port=port)
+        )
+        (folder / "ssh_config").write_text(
+            SSH.format(folder=folder, port=port, closed=closed, source=SOURCE)
+        )
+        wrapper = folder / "bin" / "ssh"
+        wrapper.parent.mkdir()
+        wrapper.write_text(
+            f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/ssh_config "$@"\n'
+        )
+        wrapper.chmod(0o755)
+        if os.geteuid() == 0:
+            Path("/run/sshd").mkdir(exist_ok=True)
+        log = folder / "sshd.log"
+        daemon = subprocess.Popen(
+            [server, "-D", "-f", folder / "sshd_config", "-E", log],
+            start_new_session=True,
+        )
+        with pytest.MonkeyPatch.context() as patch:
+            path = f"{wrapper.parent}{os.pathsep}{os.environ['PATH']}"
+            patch.setenv("PATH", path)
+            works = ["ssh", "-o", "BatchMode=yes", "node-1", "true"]
+            if not wait_until(
+                lambda: (
+                    not subprocess.run(
+                        works, capture_output=True, timeout=30
+                    ).returncode
+                ),
+                seconds=15,
+            ):
+                daemon.kill()
+                daemon.wait(30)
+                pytest.skip(f"sshd does not start: {log.read_text()[-500:]}")
+            yield ["node-1", "node-2"]
+            daemon.kill()
+            daemon.wait(30)
+
+    @pytest.fixture
+    def ranks(self, folder):
+        """
+        Four ranks on two hosts.
+        """
+        started = [
+            subprocess.Popen(
+                [sys.executable, str(PROGRAM)],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={
+                    **os.environ,
+                    "RANK": str(rank),
+                    "DISTDEBUG": "1",
+                    "PYTHONBREAKPOINT": "distdebug.debugger.set_trace",
+                    "DISTDEBUG_DIR": str(folder / f"d.node-{1 + rank % 2}"),
+                },
+                start_new_session=True,
+            )
+            for rank in range(4)
+        ]
+        yield started
+        for process in started:
+            process.kill()
+            process.wait(30)
+
+    def test_session(self, hosts, ranks):
+        """
+        The ranks of all hosts are listed, cast to, stepped, and asked; one
+        that cannot be reached is named, and nothing is left.
+        """
+        with wait_for_stops({"hosts": hosts}, {0, 1, 2}) as client:
+            follow(client, hosts * 2)
+        assert wait_until(lambda: not having(RELAY))
+
+        with connect(hosts=[*hosts, "node-3"]) as client:
+            listing = client.list()
+        assert 4 == len(listing.processes)
+        (lost,) = listing.lost
+        assert "node-3" == lost.host
+        assert "refused" in lost.reason
+
+        with prompt("--hosts", ",".join(hosts)) as process:
+            assert having(RELAY)
+            process.kill()
+            process.wait(PATIENCE_S)
+            assert wait_until(lambda: not having(RELAY))
