@@ -11,19 +11,24 @@ from pathlib import Path
 
 import attrs
 
+from .._files import is_folder
 from ..errors import NoDumpsError
 from ..findings import Cause, Diagnosis, Finding, Missing
 from ..flight_recorder.analysis.analyze import analyze_dumps
+from ..flight_recorder.analysis.report import FlightReport
 from ..flight_recorder.columns import Dumps
 from ..flight_recorder.read import read_dumps
 from ..stacks.explain import explain_ranks, explain_stacks
 from ..stacks.files import is_captured, is_stack_like
+from ..stacks.jobs import members_of_job
 from ..stacks.model import ProcessStacks
 from ..stacks.parse import StackFiles, read_stack_files
 from .hosts import ended_well, host_views
 from .logs.join import diagnose_logs, join_logs
+from .logs.model import LogEvidence
 from .logs.read import read_logs
 from .refine import refine
+from .seen import Seen
 
 
 __all__ = ["diagnose"]
@@ -40,6 +45,10 @@ _STUCK = {
     Cause.GROUP_ORDER_DEADLOCK,
     Cause.P2P_DEADLOCK,
 }
+_REMEDY = (
+    "name a folder with files of at least one of these kinds; how to get them "
+    "from a job that runs: distdebug snapshot --help"
+)
 _UNKNOWN = Finding(
     cause=Cause.UNKNOWN,
     ranks=(),
@@ -73,19 +82,48 @@ def diagnose(
     found = read_stack_files(p for p in map(Path, paths) if _may_hold(p))
     dumps, why = _dumps(paths, progress)
     logs = read_logs(paths, ranks=_ranks_by_process(dumps, found.stacks))
-    if dumps is None and not found.stacks:
-        if not logs.is_any:
-            raise why
-        return diagnose_logs(logs)
+    if dumps is None and not found.stacks and not logs.is_any:
+        raise _nothing(paths, why)
 
-    if dumps is None:
+    flight = None if dumps is None else analyze_dumps(dumps)
+    seen = Seen(
+        paths=tuple(os.fspath(path) for path in paths),
+        flight=flight,
+        stacks=found.stacks,
+        logs=logs,
+    )
+    return attrs.evolve(_conclude(flight, found, logs), seen=seen)
+
+
+def _nothing(
+    paths: Sequence[str | os.PathLike[str]], why: NoDumpsError
+) -> NoDumpsError:
+    """
+    Say what was looked for, where anything could have been.
+    """
+    if not any(map(os.path.lexists, paths)):
+        return why
+
+    msg = f"{why}; nor are there stacks, logs, or sessions of Ray"
+    return NoDumpsError(msg, remedy=_REMEDY)
+
+
+def _conclude(
+    flight: FlightReport | None, found: StackFiles, logs: LogEvidence
+) -> Diagnosis:
+    """
+    Join what each kind of evidence says.
+    """
+    if flight is None and not found.stacks:
+        return diagnose_logs(logs)
+    if flight is None:
         return join_logs(_from_stacks(found), logs, alive=_alive(found.stacks))
 
     return join_logs(
-        _from_dumps(dumps, found),
+        _from_dumps(flight, found),
         logs,
         alive=_alive(found.stacks),
-        has_ended_well=ended_well(dumps),
+        has_ended_well=ended_well(flight.dumps),
     )
 
 
@@ -128,8 +166,9 @@ def _alive(stacks: Iterable[ProcessStacks]) -> set[int]:
     }
 
 
-def _from_dumps(dumps: Dumps, found: StackFiles) -> Diagnosis:
-    diagnosis = analyze_dumps(dumps).to_diagnosis()
+def _from_dumps(flight: FlightReport, found: StackFiles) -> Diagnosis:
+    dumps = flight.dumps
+    diagnosis = flight.to_diagnosis()
     if found.stacks and not (len(dumps) or ended_well(dumps)):
         unread = (*diagnosis.missing, *found.missing)
         return attrs.evolve(_from_stacks(found), missing=unread)
@@ -144,7 +183,7 @@ def _from_dumps(dumps: Dumps, found: StackFiles) -> Diagnosis:
 
 def _may_hold(path: Path) -> bool:
     is_log = path.suffix in _LOGS
-    return path.is_dir() or is_log or is_stack_like(path.name)
+    return is_folder(path) or is_log or is_stack_like(path.name)
 
 
 def _with_movement(
@@ -181,7 +220,7 @@ def _from_stacks(found: StackFiles) -> Diagnosis:
         reason="there are no Flight Recorder dumps, only stacks",
     )
     verdict = findings[0] if findings else _UNKNOWN
-    victims = _victims(found.stacks, verdict)
+    victims = _victims(members_of_job(verdict, found.stacks), verdict)
     if len(findings) > 1 and not victims:
         # Nobody is seen to wait for anybody: the first is only a suspect.
         verdict = attrs.evolve(

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from .._files import output_to
 from ..bundle.folder import new_bundle, node_name
 from ..bundle.manifest import Manifest, NodeEntry, parse_manifest
 from ..bundle.parts import lost_part, merge_manifests
@@ -57,14 +58,15 @@ def snapshot_everywhere(
         The diagnosis, and where everything is; it prints itself.
 
     Raises:
-        OSError: The folder cannot be made.
+        OutputError: The folder cannot be made.
 
         NodesError: The nodes of the job are not known.
 
         PatternError: A pattern is no regular expression.
     """
     wanted, created = Wanted(**options), time.time()
-    folder = new_bundle(output_dir)
+    with output_to(output_dir):
+        folder = new_bundle(output_dir)
     results = run_on_nodes(
         partial(_take_here, str(folder), wanted),
         engine=engine,

@@ -17,7 +17,7 @@ from ..stacks.explain import ProcessView, explain_ranks
 from ..stacks.model import ProcessStacks, StackFrame, ThreadStack
 
 
-__all__ = ["HostView", "ended_well", "host_views"]
+__all__ = ["HostView", "all_stacks", "ended_well", "host_views"]
 
 _STATES = {
     "T": "stopped",
@@ -79,16 +79,9 @@ def host_views(
     Returns:
         One view per rank about which anything is known.
     """
-    captured = [
-        _with_rank(p, dumps.sidecars)
-        for p in _without_orphans(tuple(stacks), dumps.sidecars)
-    ]
-    seen = {p.rank for p in captured}
-    own = [
-        _own_stacks(s) for s in dumps.sidecars.values() if s.rank not in seen
-    ]
-    explained = {v.process.rank: v for v in explain_ranks((*captured, *own))}
-    states = {p.rank: p.state for p in captured if p.state}
+    known = all_stacks(dumps, stacks)
+    explained = {v.process.rank: v for v in explain_ranks(known)}
+    states = {p.rank: p.state for p in known if p.state}
     return {
         rank: _view(
             rank,
@@ -99,6 +92,32 @@ def host_views(
         for rank in {*dumps.sidecars, *explained, *states}
         if rank is not None
     }
+
+
+def all_stacks(
+    dumps: Dumps, stacks: Iterable[ProcessStacks]
+) -> tuple[ProcessStacks, ...]:
+    """
+    Whose stacks are known, from wherever?
+
+    Args:
+        dumps: Their side-cars.
+
+        stacks: What was captured from outside.
+
+    Returns:
+        What was captured, with ranks as far as side-cars tell them, and what
+        the other ranks noted of themselves.
+    """
+    captured = [
+        _with_rank(p, dumps.sidecars)
+        for p in _without_orphans(tuple(stacks), dumps.sidecars)
+    ]
+    seen = {p.rank for p in captured}
+    own = [
+        _own_stacks(s) for s in dumps.sidecars.values() if s.rank not in seen
+    ]
+    return (*captured, *own)
 
 
 def ended_well(dumps: Dumps) -> bool:

@@ -4,11 +4,13 @@ Will it be possible to find out what is wrong, once something is?
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import attrs
 
-from .._text import text_table
+from .._showing import Block, Shown
+from ..capture.permission.check import check_blocks
 from ..capture.permission.rights import Check, check_capture
 
 
@@ -16,7 +18,7 @@ __all__ = ["PreflightReport", "preflight"]
 
 
 @attrs.frozen
-class PreflightReport:
+class PreflightReport(Shown):
     """
     What was checked.
 
@@ -46,15 +48,8 @@ class PreflightReport:
         """
         return [attrs.asdict(check) for check in self.checks]
 
-    def __str__(self) -> str:
-        rows = [(_WORDS[c.ok], c.name, c.detail) for c in self.checks]
-        advice = [
-            f"{c.name}: {c.remedy}"
-            for c in self.checks
-            if c.ok is not True and c.remedy
-        ]
-        table = text_table(("", "check", "found"), rows)
-        return "\n".join([table, *([""] if advice else []), *advice])
+    def _blocks_(self) -> Iterable[Block]:
+        return check_blocks(self.checks)
 
 
 def preflight() -> PreflightReport:
@@ -67,6 +62,3 @@ def preflight() -> PreflightReport:
         What was found, and what to do about it before a job hangs.
     """
     return PreflightReport(check_capture())
-
-
-_WORDS = {True: "ok", False: "PROBLEM", None: "note"}

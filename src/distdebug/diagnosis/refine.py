@@ -36,6 +36,7 @@ _OTHER_MOMENTS = (
     "Gloo"
 )
 
+_LATE_AND_WAITING = (Cause.STRAGGLER, Cause.COLLECTIVE_WAIT)
 _ABSENT = {Cause.RANK_NOT_ARRIVED, Cause.RANK_CRASHED}
 # What is wrong with a job even if it comes to its end.
 _LASTING = {
@@ -172,6 +173,9 @@ def _with_line(finding: Finding, seen: list[HostView]) -> Finding:
     """
     view = next((v for v in seen if v.location), None)
     if view is None or finding.location is not None:
+        return finding
+    # Who is late now and then waits like all others most of the time.
+    if (finding.cause, view.cause) == _LATE_AND_WAITING:
         return finding
 
     return attrs.evolve(

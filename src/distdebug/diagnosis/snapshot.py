@@ -14,14 +14,15 @@ from typing import Any
 
 import attrs
 
-from .._files import write_whole
+from .._files import output_to, write_whole
+from .._showing import Block, Shown
 from .._text import clean
 from ..bundle.folder import new_bundle, node_name
 from ..bundle.manifest import Manifest
 from ..capture.files import make_folder
 from ..capture.node import Native
 from ..findings import Cause, Diagnosis, Finding, Missing
-from ..findings.text import missing_lines
+from ..findings.text import diagnosis_blocks, missing_block
 from .collect import Tell, collect_node, keep_manifest, reason_of
 from .diagnose import diagnose
 from .wanted import Wanted
@@ -31,7 +32,7 @@ __all__ = ["UNKNOWN", "Snapshot", "explain_bundle", "snapshot"]
 
 
 @attrs.frozen
-class Snapshot:
+class Snapshot(Shown):
     """
     What was taken from a job that runs.
 
@@ -64,16 +65,13 @@ class Snapshot:
             "manifest": self.manifest.to_dict(),
         }
 
-    def __str__(self) -> str:
+    def _blocks_(self) -> Iterable[Block]:
         nodes = self.manifest.nodes
         files = sum(node.files for node in nodes)
         taken = f"snapshot: {clean(str(self.folder), limit=1000)}"
-        skipped = missing_lines(self.manifest.skipped)
-        tail = [f"{taken} (nodes: {len(nodes)}, files: {files})", *skipped]
-        return "\n".join([str(self.diagnosis), "", *tail])
-
-    def _repr_pretty_(self, p: Any, cycle: bool) -> None:  # noqa: FBT001
-        p.text("..." if cycle else str(self))
+        yield from diagnosis_blocks(self.diagnosis)
+        yield f"{taken} (nodes: {len(nodes)}, files: {files})"
+        yield missing_block(self.manifest.skipped)
 
 
 def snapshot(  # noqa: PLR0913 each can be left out
@@ -128,7 +126,8 @@ def snapshot(  # noqa: PLR0913 each can be left out
         The diagnosis, and where everything is; it prints itself.
 
     Raises:
-        OSError: The folder cannot be made.
+        OutputError: The folder cannot be made.
+
         PatternError: A pattern is no regular expression.
     """
     wanted = Wanted(  # before a folder is made: it may be refused
@@ -141,8 +140,10 @@ def snapshot(  # noqa: PLR0913 each can be left out
         debug_server=debug_server,
         timeout_s=timeout_s,
     )
-    bundle, host = new_bundle(output_dir), node_name()
-    folder = make_folder(bundle, host)
+    host = node_name()
+    with output_to(output_dir):
+        bundle = new_bundle(output_dir)
+        folder = make_folder(bundle, host)
     taken = collect_node(folder, wanted, host=host, tell=tell)
     tell("diagnosis", 0, 1)
     return explain_bundle(bundle, taken.manifest, findings=taken.findings)

@@ -9,6 +9,7 @@ share, so that ranks are compared by comparing integers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 import attrs
@@ -16,7 +17,9 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from .._showing import Block, Shown, Table
 from ..findings import Missing
+from ..findings.text import missing_block
 from .sidecar import Sidecar
 
 
@@ -88,7 +91,7 @@ class GroupStatus:
     completed: int
 
 
-@attrs.frozen(kw_only=True, eq=False)
+@attrs.frozen(kw_only=True, eq=False, repr=False)
 class Entries:
     """
     The records of one rank, oldest first: one array per field, equally long.
@@ -146,6 +149,9 @@ class Entries:
 
     def __len__(self) -> int:
         return len(self.record_id)
+
+    def __repr__(self) -> str:
+        return f"<Entries of {len(self):,} calls>"
 
     def take(self, rows: NDArray[Any]) -> Entries:
         """
@@ -211,11 +217,11 @@ class RankDump:
         Whether only active calls were dumped, so that the numbers have gaps.
         """
         ids = self.entries.record_id
-        return bool(len(ids) and ids[-1] - ids[0] >= len(ids))
+        return bool(len(ids)) and int(ids[-1]) - int(ids[0]) >= len(ids)
 
 
-@attrs.frozen(kw_only=True, eq=False)
-class Dumps:
+@attrs.frozen(kw_only=True, eq=False, repr=False)
+class Dumps(Shown):
     """
     The dumps of one job.
 
@@ -263,6 +269,66 @@ class Dumps:
 
     def __len__(self) -> int:
         return len(self.by_rank)
+
+    def __repr__(self) -> str:
+        return f"<Dumps of {len(self):,} ranks>"
+
+    def to_dict(self) -> dict[str, Any]:
+        """
+        Plain data about each dump, without its records.
+        """
+        return {
+            "world_size": self.world_size,
+            "ranks": self.to_records(),
+            "missing": [attrs.asdict(problem) for problem in self.problems],
+        }
+
+    def to_records(self) -> list[dict[str, Any]]:
+        """
+        One plain dictionary per rank; ``tables.entry_rows`` makes rows of
+        the records.
+        """
+        return [
+            {
+                "rank": dump.rank,
+                "host": dump.host,
+                "records": len(dump.entries),
+                "groups": len(np.unique(dump.entries.group)),
+                "newest": self._newest(dump.entries),
+                "wrapped": dump.wrapped,
+                "file": dump.path,
+            }
+            for dump in self
+        ]
+
+    def _newest(self, entries: Entries) -> str:
+        """
+        The call that a rank made last; ``""`` if it made none.
+        """
+        if not len(entries):
+            return ""
+
+        numbers = entries.p2p_seq if entries.is_p2p[-1] else entries.seq
+        return f"{self.ops[entries.op[-1]]} #{numbers[-1]}"
+
+    def _blocks_(self) -> Iterator[Block]:
+        records = self.to_records()
+        calls = sum(record["records"] for record in records)
+        yield f"dumps of {len(self):,} ranks, {calls:,} records"
+        rows = [
+            (
+                record["rank"],
+                record["host"] or "-",
+                f"{record['records']:,}",
+                record["groups"],
+                record["newest"] or "-",
+                "yes" if record["wrapped"] else "no",
+                PurePath(record["file"]).name,
+            )
+            for record in records
+        ]
+        yield Table(list(records[0]) if records else (), rows, more="ranks")
+        yield missing_block(self.problems)
 
     def frames(
         self, rank: int, rows: Sequence[int]

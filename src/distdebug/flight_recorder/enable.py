@@ -7,6 +7,7 @@ library.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -15,10 +16,10 @@ import sys
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
-from ..errors import TooLateError
+from ..errors import RecorderError, TooLateError
 from .recording.current import Recording, begin_recording, end_recording
 from .recording.extras import Extras
-from .recording.folder import make_folder
+from .recording.folder import make_folder, unguessable_root
 from .recording.plan import Options, make_plan, new_token
 from .recording.settings import RecorderSettings
 
@@ -75,7 +76,9 @@ def enable_flight_recorder(  # noqa: PLR0913 each has its use
     Args:
         dump_dir: Folder of the dumps, shared by all ranks of a node or of the
             job.  By default ``DISTDEBUG_DUMP_DIR``, else where the user lets
-            torch dump, else a folder per job in the temporary folder.
+            torch dump, else a folder per job in the temporary folder.  If it
+            cannot be used, the log says so, and the rank has one of its own
+            in the temporary folder.
 
         buffer_size: How many calls to remember.
 
@@ -101,8 +104,6 @@ def enable_flight_recorder(  # noqa: PLR0913 each has its use
     Raises:
         TooLateError: There is a process group already.
 
-        RecorderError: The folder cannot be used.
-
         ValueError: An argument makes no sense.
     """
     options = Options(
@@ -122,8 +123,7 @@ def enable_flight_recorder(  # noqa: PLR0913 each has its use
     _refuse_if_too_late()
     version = getattr(sys.modules.get("torch"), "__version__", None)
     environ = _undo(_enabled[0]) if _enabled else os.environ
-    settings = make_plan(environ, version, options, new_token())
-    make_folder(settings.dump_dir)
+    settings = _plan_with_folder(environ, version, options)
     disable_flight_recorder()
     _start(settings, (options, extras))
     return settings
@@ -148,6 +148,31 @@ def disable_flight_recorder() -> None:
             os.environ[name] = environ[name]
         else:
             os.environ.pop(name, None)
+
+
+def _plan_with_folder(
+    environ: Mapping[str, str], version: str | None, options: Options
+) -> RecorderSettings:
+    """
+    The plan, and the folder that it needs.
+
+    No disk that is full or gone ends a job at its start, and nobody who came
+    first in a temporary folder: then dumps go where nobody can be before us.
+    """
+    token = new_token()
+    settings = make_plan(environ, version, options, token)
+    try:
+        make_folder(settings.dump_dir)
+    except RecorderError as error:
+        own = str(unguessable_root())
+        options = options._replace(dump_dir=own)
+        settings = make_plan(environ, version, options, token)
+        with contextlib.suppress(RecorderError):
+            make_folder(settings.dump_dir)
+        _logger.warning(
+            "%s; this rank dumps to %s: %s", error, own, error.remedy
+        )
+    return settings
 
 
 def _refuse_if_too_late() -> None:

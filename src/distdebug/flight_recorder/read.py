@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 
+from .._text import list_text
 from ..errors import NoDumpsError
 from ..findings import Missing
 from .columns import Dumps, Frame, RankDump
@@ -37,6 +38,7 @@ _REMEDY = (
     "switch recording on before the first process group is created, and give "
     "the folder that the dumps are written to"
 )
+_TYPO = "check the path; one that does not begin with / is looked for here"
 
 
 def read_dumps(
@@ -90,6 +92,10 @@ def read_dumps(
         *(p for p in found.problems if p.what == "sidecar"),
     ]
     if not (by_rank or problems or plan.sidecars or plan.skipped):
+        if not any(map(os.path.lexists, places)):
+            msg = f"no such file or folder: {list_text(places)}"
+            raise NoDumpsError(msg, remedy=_TYPO)
+
         reasons = "".join(f" ({p.reason})" for p in found.problems)
         msg = f"no Flight Recorder dumps in {', '.join(places)}{reasons}"
         raise NoDumpsError(msg, remedy=_REMEDY)

@@ -18,6 +18,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from .._files import is_folder
 from .sidecar import SIDECAR_SUFFIX, read_sidecar
 
 
@@ -77,7 +78,7 @@ def request_dumps(
     """
     where = Path(dump_dir_or_prefix)
     folder, start = (
-        (where, "") if where.is_dir() else (where.parent, where.name)
+        (where, "") if is_folder(where) else (where.parent, where.name)
     )
     before = _names(folder)
     rows = [
@@ -109,7 +110,7 @@ def _group(
         names, key=lambda n: (_token(n) != "", n), reverse=True
     ):
         match = _PIPE.fullmatch(name)
-        if match and match["rank"].isdigit():
+        if match and match["rank"].isdecimal():
             found.setdefault(int(match["rank"]), []).append(name)
         elif match:
             strangers.append(name)

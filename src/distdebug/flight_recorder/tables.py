@@ -14,7 +14,7 @@ from .._text import clean
 from .columns import COMPLETED, STARTED, Dumps, Frame, RankDump, Shape
 
 
-__all__ = ["EntryRow", "entry_rows"]
+__all__ = ["EntryRow", "entry_rows", "shape_texts", "state_text"]
 
 _MOST_FRAMES = 64
 
@@ -110,7 +110,7 @@ def entry_rows(
     words = _Words(
         groups=[(clean(name), clean(desc)) for name, desc in names],
         ops=[clean(op) for op in dumps.ops],
-        shapes=[_shape_texts(shape) for shape in dumps.shapes],
+        shapes=[shape_texts(shape) for shape in dumps.shapes],
     )
     for dump in dumps:
         if ranks is not None and dump.rank not in ranks:
@@ -152,7 +152,7 @@ def _row(
         p2p=is_p2p,
         inputs=inputs,
         outputs=outputs,
-        state=_state(int(e.state[row]), retired=bool(e.retired[row])),
+        state=state_text(int(e.state[row]), retired=bool(e.retired[row])),
         created_ns=created,
         took_ms=(completed - created) / 1e6 if completed else None,
         frames=tuple(
@@ -162,7 +162,15 @@ def _row(
     )
 
 
-def _state(state: int, *, retired: bool) -> str:
+def state_text(state: int, *, retired: bool) -> str:
+    """
+    How is the state of a record called?
+
+    Args:
+        state: Its code.
+
+        retired: Whether torch stopped watching it.
+    """
     if state == COMPLETED:
         return "completed"
     if retired:
@@ -171,7 +179,16 @@ def _state(state: int, *, retired: bool) -> str:
     return "started" if state == STARTED else "scheduled"
 
 
-def _shape_texts(shape: Shape) -> tuple[str, str]:
+def shape_texts(shape: Shape) -> tuple[str, str]:
+    """
+    What went in and out of a call, in words?
+
+    Args:
+        shape: Sizes and types.
+
+    Returns:
+        Two texts such as ``"2x[3, 4] Float"``, cleaned.
+    """
     return (
         _tensors(shape.input_sizes, shape.input_dtypes),
         _tensors(shape.output_sizes, shape.output_dtypes),

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import attrs
 
 from ...findings import Finding, Missing
+from ...health.model import NodeFacts
 from ...logscan.collectives import CollectiveLogs
 from ...logscan.model import LogGroup, ScanReport
 from ...raylogs.deaths.model import Deaths
@@ -44,6 +45,12 @@ class LogEvidence:
         groups: What the scan found, by file and place of the first line.
 
         missing: What could not be read, and why.
+
+        files: The files that were read, but for those of Ray itself.
+
+        facts: What was seen on each node.
+
+        environs: The variables of the workers of each node.
     """
 
     is_any: bool = False
@@ -56,3 +63,8 @@ class LogEvidence:
     nodes: tuple[Finding, ...] = ()
     groups: Mapping[tuple[str, str], LogGroup] = attrs.field(factory=dict)
     missing: tuple[Missing, ...] = ()
+    files: tuple[str, ...] = ()
+    facts: tuple[NodeFacts, ...] = ()
+    environs: Mapping[str, tuple[dict[str, str], ...]] = attrs.field(
+        factory=dict
+    )

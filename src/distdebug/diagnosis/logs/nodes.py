@@ -18,7 +18,12 @@ from ..._text import reason_of
 from ...findings import Finding, Missing
 from ...health.environment import check_environment
 from ...health.model import NodeFacts
-from ...health.stored import environs_of, judge_node_facts, node_facts
+from ...health.stored import (
+    environs_of,
+    job_start,
+    judge_node_facts,
+    node_facts,
+)
 
 
 __all__ = ["NodeEvidence", "Ranks", "read_nodes"]
@@ -43,11 +48,19 @@ class NodeEvidence:
             and number.
 
         missing: What could not be read, and why.
+
+        facts: What was seen on each node.
+
+        environs: The variables of the workers of each node.
     """
 
     findings: tuple[Finding, ...] = ()
     oom_kills: frozenset[tuple[str, int]] = frozenset()
     missing: tuple[Missing, ...] = ()
+    facts: tuple[NodeFacts, ...] = ()
+    environs: Mapping[str, tuple[dict[str, str], ...]] = attrs.field(
+        factory=dict
+    )
 
 
 def read_nodes(
@@ -76,8 +89,13 @@ def read_nodes(
         if isinstance(told, Missing):
             missing.append(told)
             continue
-        found += judge_node_facts(told, host=host, ranks=by_host[host])
         facts[host] = node_facts(told, host=host)
+        found += judge_node_facts(
+            told,
+            host=host,
+            ranks=by_host[host],
+            since=_since(path, facts[host].booted),
+        )
         environs[host] = environs_of(told)
 
     if facts:
@@ -86,6 +104,8 @@ def read_nodes(
         findings=tuple(found),
         oom_kills=frozenset(_oom_kills(facts)),
         missing=tuple(missing),
+        facts=tuple(facts.values()),
+        environs=environs,
     )
 
 
@@ -99,6 +119,20 @@ def _read(path: Path) -> Mapping[str, Any] | Missing:
             return facts
         reason = "it is no object of JSON"
     return Missing(what="facts of node", reason=reason, source=str(path))
+
+
+def _since(path: Path, booted: float | None) -> float | None:
+    """
+    When the job began, if the snapshot of the node tells.
+    """
+    try:
+        workers = json.loads(
+            read_ordinary(path.with_name("workers.json"), _MOST_BYTES)
+        )
+    except (OSError, ValueError, RecursionError):
+        return None
+
+    return job_start(workers, booted=booted)
 
 
 def _oom_kills(facts: Mapping[str, NodeFacts]) -> Iterator[tuple[str, int]]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import attrs
 
-from ..._files import open_ordinary
+from ..._files import is_file, is_folder, matching, open_ordinary
 from ..._lines import walk_logs
 from ...errors import NoLogsError
 from ...findings import Missing
@@ -75,7 +75,7 @@ def find_places(paths: Iterable[str | os.PathLike[str]]) -> Places:
         What there is.
     """
     given = [Path(path) for path in paths]
-    folders = [path for path in given if path.is_dir()]
+    folders = [path for path in given if is_folder(path)]
     sessions = _sessions(folders)
     inside = [session.logs.resolve() for session in sessions]
     walk = walk_logs(given)
@@ -107,9 +107,9 @@ def _sessions(folders: list[Path]) -> tuple[RaySession, ...]:
 
 def _nodes(folders: Iterable[Path]) -> Iterator[tuple[str, Path]]:
     for folder in folders:
-        found = [folder / _NODE_FACTS, *folder.glob(f"*/{_NODE_FACTS}")]
+        found = [folder / _NODE_FACTS, *matching(folder, f"*/{_NODE_FACTS}")]
         for path in found[:_MOST_NODES]:
-            if path.is_file():
+            if is_file(path):
                 yield path.absolute().parent.name, path
 
 

@@ -101,6 +101,9 @@ def read_logs(
             *nodes.missing,
             *lost,
         ),
+        files=tuple(map(os.fspath, (*files, *(x for _, x in places.nodes)))),
+        facts=nodes.facts,
+        environs=nodes.environs,
     )
 
 

@@ -200,6 +200,7 @@ def _waits(job: Job, calls: Sequence[StuckCall]) -> Iterable[Wait]:
 def _missing(job: Job) -> Iterable[Missing]:
     yield from job.dumps.problems
     told = {p.rank for p in job.dumps.problems if p.what == "dump"}
-    for rank in range(job.membership.world_size):
+    # Only who may be a member: one damaged number is no million of ranks.
+    for rank in job.membership.world:
         if rank not in job.dumps.by_rank and rank not in told:
             yield Missing(what="dump", rank=rank, reason="there is no dump")

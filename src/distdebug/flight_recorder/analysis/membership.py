@@ -10,7 +10,7 @@ the name.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
@@ -66,12 +66,16 @@ class Membership:
         by_name: Per rank, the group (as index) behind each name it knows.
 
         world_size: How many ranks the job has.
+
+        world: These ranks; if they are more than any job has, those that left
+            something.
     """
 
     groups: tuple[Group, ...]
     by_code: Mapping[int, Mapping[int, int]]
     by_name: Mapping[int, Mapping[str, int]]
     world_size: int
+    world: tuple[int, ...]
 
 
 def find_groups(dumps: Dumps) -> Membership:
@@ -96,18 +100,26 @@ def find_groups(dumps: Dumps) -> Membership:
         by_code=finder.by_code,
         by_name=finder.by_name,
         world_size=world_size,
+        world=finder.world,
     )
+
+
+# No job has so many ranks: what tells of more is damaged.
+_MOST_RANKS = 1 << 17
+_Members = tuple[tuple[int, ...], frozenset[int]]
 
 
 class _Finder:
     def __init__(self, dumps: Dumps, world_size: int) -> None:
         self.dumps = dumps
-        self.world = tuple(range(world_size))
+        self._left_any = {*dumps.ranks, *dumps.sidecars}
+        self.world = self._plausible(range(world_size))
         self.groups: list[Group] = []
         self.by_code: dict[int, dict[int, int]] = {}
         self.by_name: dict[int, dict[str, int]] = {}
         self._index: dict[tuple[str, int], int] = {}
-        self._same: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._same: dict[tuple[int, ...], _Members] = {}
+        self._seen: dict[int, _Members] = {}
         self._users = _fill_meshes(_users(dumps), dumps, range(world_size))
 
     def add_known(self, dump: RankDump) -> None:
@@ -115,7 +127,7 @@ class _Finder:
         Note the groups whose members this rank recorded.
         """
         names = self.by_name.setdefault(dump.rank, {})
-        for name, desc, ranks in _recorded(dump):
+        for name, desc, ranks in self._recorded(dump):
             names[name] = self._group(name, desc, ranks, is_known=True)
 
     def add_used(self, dump: RankDump) -> None:
@@ -135,8 +147,7 @@ class _Finder:
     def _group(
         self, name: str, desc: str, ranks: tuple[int, ...], *, is_known: bool
     ) -> int:
-        # All ranks repeat the same long lists: compare each list only once.
-        ranks = self._same.setdefault(ranks, ranks)
+        ranks, _ = self._members(ranks)
         key = name, id(ranks)
         if key not in self._index:
             self._index[key] = len(self.groups)
@@ -149,19 +160,41 @@ class _Finder:
                 names.setdefault(name, self._index[key])
         return self._index[key]
 
+    def _plausible(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """
+        The ranks; of more than any job has, only those that left something.
+        """
+        if len(ranks) <= _MOST_RANKS:
+            return tuple(ranks)
 
-def _recorded(
-    dump: RankDump,
-) -> Iterable[tuple[str, str, tuple[int, ...]]]:
-    seen = set()
-    for g in dump.sidecar.groups if dump.sidecar else ():
-        if dump.rank in g.ranks:
-            seen.add(g.name)
-            yield g.name, g.desc, g.ranks
-    for c in dump.configs:
-        # On Gloo the name is empty and the members are those of any group.
-        if c.name and c.name not in seen and dump.rank in c.ranks:
-            yield c.name, c.desc, c.ranks
+        return tuple(r for r in ranks if r in self._left_any)
+
+    def _recorded(
+        self, dump: RankDump
+    ) -> Iterable[tuple[str, str, tuple[int, ...]]]:
+        seen = set()
+        for g in dump.sidecar.groups if dump.sidecar else ():
+            if dump.rank in self._members(g.ranks)[1]:
+                seen.add(g.name)
+                yield g.name, g.desc, g.ranks
+        for c in dump.configs:
+            # On Gloo the name is empty and the members are those of any group.
+            is_told = c.name and c.name not in seen
+            if is_told and dump.rank in self._members(c.ranks)[1]:
+                yield c.name, c.desc, c.ranks
+
+    def _members(self, ranks: tuple[int, ...]) -> _Members:
+        """
+        The first list that is equal to this one, and who is in it.
+        """
+        # All ranks repeat the same long lists, and share most of them: each
+        # is looked at once.  They live as long as the dumps.
+        found = self._seen.get(id(ranks))
+        if found is None:
+            known = self._plausible(ranks)
+            found = self._same.setdefault(known, (known, frozenset(known)))
+            self._seen[id(ranks)] = found
+        return found
 
 
 def group_status(

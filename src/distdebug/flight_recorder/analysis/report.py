@@ -5,10 +5,13 @@ What is the answer about the dumps of a job, as a whole?
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import attrs
 
+from ..._showing import Block, Shown
 from ...findings import Cause, Diagnosis, Finding, GroupProgress, Missing
+from ...findings.text import diagnosis_blocks
 from ...ranks import ranks_text
 from ...waits import Wait
 from ..columns import Dumps
@@ -18,7 +21,7 @@ __all__ = ["FlightReport", "select"]
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class FlightReport:
+class FlightReport(Shown):
     """
     What the dumps of a job say.
 
@@ -71,8 +74,20 @@ class FlightReport:
             groups=self.groups,
         )
 
-    def __str__(self) -> str:
-        return str(self.to_diagnosis())
+    def to_dict(self) -> dict[str, Any]:
+        """
+        Plain data in the layout of the command line's ``--json``.
+        """
+        return self.to_diagnosis().to_dict()
+
+    def to_records(self) -> list[dict[str, Any]]:
+        """
+        One plain dictionary per finding, for a data frame.
+        """
+        return self.to_diagnosis().to_records()
+
+    def _blocks_(self) -> Iterable[Block]:
+        return diagnosis_blocks(self.to_diagnosis())
 
 
 def _shows_anything(dumps: Dumps) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from ...findings import Cause, Finding, GroupRef
+from ...findings import Cause, Evidence, Finding, GroupRef
 from .job import Job
 from .streams import Stream
 
@@ -52,13 +52,15 @@ class _Delay:
     Attributes:
         share: The share of the time that is lost by it.
 
-        ns: How much is lost at a time.
+        ns: How much is lost at a time, as a rule.
 
         kind: ``"host"`` or ``"device"``.
 
         group: The group.
 
         is_undecided: Whether nobody in the group is later than all others.
+
+        evidence: The times that say so.
     """
 
     share: float
@@ -66,6 +68,7 @@ class _Delay:
     kind: str
     group: GroupRef
     is_undecided: bool
+    evidence: Evidence
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -77,6 +80,7 @@ class _Table:
 
     group: GroupRef
     ranks: tuple[int, ...]
+    seq: NDArray[np.int64]
     created: NDArray[np.float64]
     completed: NDArray[np.float64]
     duration_ms: NDArray[np.float64]
@@ -150,11 +154,23 @@ def _delays(table: _Table, job: Job) -> dict[int, _Delay]:
             kind="host" if host else "device",
             group=table.group,
             is_undecided=not shares[:, 0].any(),
+            evidence=_evidence(job.dumps[rank].path, rank, int(often), table),
         )
-        for rank, (share, ns), host in zip(
+        for rank, (share, ns, often), host in zip(
             table.ranks, shares.tolist(), is_host.tolist(), strict=True
         )
     }
+
+
+def _evidence(path: str, rank: int, often: int, table: _Table) -> Evidence:
+    calls = f"#{table.seq[0]} to #{table.seq[-1]}"
+    return Evidence(
+        kind="dump",
+        source=path,
+        location=f"rank {rank}, times of calls {calls}",
+        quote=f"the others wait for rank {rank} in {often:,} of "
+        f"{len(table.seq):,} calls",
+    )
 
 
 def _varying(arrived: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -174,10 +190,10 @@ def _shares(
     tried: int,
 ) -> NDArray[np.float64]:
     """
-    Which share of the time is lost by each rank, and how much at a time?
+    Which share of the time is lost by each rank, how much, and how often?
 
     Returns:
-        One row (share, ns) per rank; zeros for ranks that are not to blame.
+        One row (share, ns, calls) per rank; zeros for ranks that are not to blame.
     """
     span = float(np.median(arrived[:, -1] - arrived[:, 0]))
     typical = np.array([_typical(row) for row in lost])
@@ -192,7 +208,9 @@ def _shares(
         & (typical >= least_ns)
         & (share < _MOST)
     )
-    shares: NDArray[np.float64] = np.where(to_blame, [share, typical], 0.0).T
+    shares: NDArray[np.float64] = np.where(
+        to_blame, [share, typical, often], 0.0
+    ).T
     return shares
 
 
@@ -252,6 +270,7 @@ def _finding(rank: int, delay: _Delay) -> Finding:
         remedy=f"compare the {delay.kind} of rank {rank} with the others: "
         f"{advice}",
         group=delay.group,
+        evidence=(delay.evidence,),
     )
 
 
@@ -278,6 +297,7 @@ def _table(job: Job, index: int) -> _Table | None:
     return _Table(
         group=job.states[index].group.ref,
         ranks=tuple(ranks),
+        seq=common,
         created=np.array([e.created_ns[at] for e, at in cells], float),
         completed=np.array([e.completed_ns[at] for e, at in cells], float),
         duration_ms=np.array([e.duration_ms[at] for e, at in cells]),

@@ -17,6 +17,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
+from ..._text import clean
 from ...errors import DumpFormatError
 from ..columns import Entries, Frame, GroupConfig, GroupStatus, RankDump, Shape
 from ..sidecar import MOST_RANKS
@@ -32,6 +33,8 @@ _WRONG = (
     *(IndexError, KeyError, OverflowError),
     *(RecursionError, TypeError, ValueError, struct.error),
 )
+
+_LONGEST_REASON = 1000
 
 _CODES = {"i": "i4", "q": "i8", "d": "f8"}
 
@@ -111,7 +114,8 @@ class Tables:
             if isinstance(exc, UnusableError):
                 raise
 
-            msg = f"it was decoded to nonsense: {exc}"
+            why = clean(str(exc), limit=_LONGEST_REASON)
+            msg = f"it was decoded to nonsense: {why}"
             raise UnusableError(msg, is_alien=False) from None
 
         return dump, header
@@ -246,7 +250,9 @@ def _header(message: Message) -> tuple[dict[str, Any], int]:
     header: dict[str, Any] = json.loads(message[LENGTHS.size : start])
     if "failure" in header:
         is_alien = header["failure"] == "alien"
-        raise UnusableError(str(header["reason"]), is_alien=is_alien)
+        # A hostile file may have taken the child over.
+        reason = clean(str(header["reason"]), limit=_LONGEST_REASON)
+        raise UnusableError(reason, is_alien=is_alien)
 
     return header, start
 
@@ -282,4 +288,4 @@ def _is_wrapped(
         _, first = np.unique(entries.group, return_index=True)
         return bool(entries.seq[first].max() > 1)
 
-    return bool(entries.record_id[-1] + 1 > len(entries))
+    return int(entries.record_id[-1]) >= len(entries)

@@ -60,7 +60,8 @@ class _PlainUnpickler(pickle.Unpickler):
     """
 
     def find_class(self, module: str, name: str) -> Any:
-        msg = f"it asks for the code {module}.{name}, which was refused"
+        code = f"{module:.80}.{name:.80}"
+        msg = f"it asks for the code {code}, which was refused"
         raise _RefusedError(msg)
 
     def persistent_load(self, pid: Any) -> Any:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from ..._files import is_there
 from ...identity import Identity, current_identity
 from ..sidecar import SIDECAR_SUFFIX, SidecarFrame
 from .settings import RecorderSettings
@@ -92,7 +93,7 @@ class Recording:
             number = next(self._numbers)
             name = f"{self.settings.token}-{number}_{self._who()}"
             path = self.settings.dump_dir / name
-            if not path.exists():
+            if not is_there(path):
                 return path
 
     def latest_path(self) -> Path:

@@ -132,7 +132,11 @@ class Extras:
             on_request = functools.partial(self._on_request, self._pipe_fd)
             actions[self._pipe_fd] = on_request
         listener = Listener(actions, self._limit_aborts)
-        listener.start()
+        try:
+            listener.start()
+        except RuntimeError:  # no more threads can be had
+            listener.close()
+            raise
         self._listener = listener
 
     def _limit_aborts(self) -> None:

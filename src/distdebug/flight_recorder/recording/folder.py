@@ -16,7 +16,7 @@ from pathlib import Path
 from ...errors import RecorderError
 
 
-__all__ = ["default_root", "make_folder"]
+__all__ = ["default_root", "make_folder", "unguessable_root"]
 
 _REMEDY = "name a folder of your own with dump_dir= or DISTDEBUG_DUMP_DIR"
 
@@ -29,6 +29,17 @@ def default_root() -> Path:
         A folder of this user in the system's temporary folder.
     """
     return Path(tempfile.gettempdir(), f"distdebug-{os.getuid()}").absolute()
+
+
+def unguessable_root() -> Path:
+    """
+    Where can dumps go if they cannot go where they should?
+
+    Returns:
+        A folder that nobody knows, and that is not there yet.
+    """
+    root = default_root()
+    return root.with_name(f"{root.name}-{os.urandom(8).hex()}")
 
 
 def make_folder(folder: Path) -> None:

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable
 from types import TracebackType
 
-from ..._files import write_whole
+from ..._files import is_there, write_whole
 from ..._text import clean
 from ...errors import NotRecordingError
 from ..dump import write_dump, write_words
@@ -104,7 +104,7 @@ def note_end(recording: Recording) -> None:
 
 def _note(recording: Recording, reason: str) -> None:
     file = recording.torch_path()
-    dump = file.name if file.exists() else ""
+    dump = file.name if is_there(file) else ""
     sidecar = describe_process(
         recording,
         reason,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import shlex
 
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 
 __all__ = ["RecorderSettings", "Setting"]
@@ -98,6 +98,19 @@ class RecorderSettings(NamedTuple):
             elif s.action == "unset":
                 lines.append(f"unset {s.name}\n")
         return "".join(lines)
+
+    def _repr_pretty_(self, p: Any, cycle: bool) -> None:  # noqa: FBT001
+        p.text("..." if cycle else str(self))
+
+    def _repr_html_(self) -> str:
+        from ..._showing import Table, blocks_html
+
+        rows = [
+            (s.name, "-" if s.value is None else s.value, s.action, s.reason)
+            for s in self.variables
+        ]
+        table = Table(_HEADERS, rows, len(rows))
+        return blocks_html([f"Dumps go to {self.dump_dir}", table])
 
     def __str__(self) -> str:
         rows = [_HEADERS]

@@ -121,8 +121,10 @@ def withdraw_stacks() -> None:
 
     offer = _offers.pop()
     if not _offers:
-        offer.path.unlink(missing_ok=True)
-        _end(offer)
+        try:
+            offer.path.unlink(missing_ok=True)
+        finally:
+            _end(offer)
 
 
 def _make(root: Path) -> StackOffer:

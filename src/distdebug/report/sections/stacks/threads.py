@@ -1,0 +1,211 @@
+"""
+What do all threads of one process do, for who asks?
+
+Ranks of a job have many equal threads, so each text, frame, stack, thread, and
+set of threads is kept once, and referred to by its number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+from ...._text import clean
+from ....stacks.background import is_background
+from ....stacks.frames import is_own
+from ....stacks.kernels import short_name
+from ....stacks.merge import StackTree
+from ....stacks.model import ProcessStacks, StackFrame, ThreadStack
+from ....stacks.places import is_native
+from .lines import line_of
+
+
+__all__ = ["threads_of"]
+
+# Numbers in all stacks, and in all sets of threads.
+_MOST_FRAMES = 60_000
+_MOST_THREADS = 60_000
+# Of one stack, from its outer and from its inner end.
+_MOST_OF_STACK = 100
+_MOST_OF_PROCESS = 200
+_MOST_KERNELS = 4
+
+_STATES = {
+    "D": "waits in the kernel",
+    "R": "running",
+    "S": "sleeps",
+    "T": "stopped",
+    "t": "stopped",
+}
+_OWN, _NATIVE = 1, 2
+_BACKGROUND, _MAIN = 1, 2
+
+
+def threads_of(tree: StackTree, first: AbstractSet[int]) -> dict[str, Any]:
+    """
+    What do all threads of each process do?
+
+    Args:
+        tree: Knows the processes.
+
+        first: Who is kept if there is not room for all.
+
+    Returns:
+        Tables that refer to each other, and columns with one value for each
+        process; its *set* is -1 if there was no room for its threads.
+    """
+    tables = _Tables()
+    size = len(tree.processes)
+    sets = [-1] * size
+    for member in (
+        *sorted(first),
+        *(m for m in range(size) if m not in first),
+    ):
+        if tables.has_room:
+            sets[member] = tables.set_of(tree.processes[member])
+    texts = tables.texts
+    return {
+        "rank": [p.rank for p in tree.processes],
+        "pid": [p.pid for p in tree.processes],
+        "host": [texts.number(clean(p.host or "")) for p in tree.processes],
+        "role": [texts.number(clean(p.role)) for p in tree.processes],
+        "job": [texts.number(clean(p.job)) for p in tree.processes],
+        "set": sets,
+        **tables.columns(),
+    }
+
+
+class _Numbers:
+    """
+    Things in the order in which they were first seen.
+    """
+
+    def __init__(self) -> None:
+        self.found: dict[Hashable, int] = {}
+
+    def number(self, thing: Hashable) -> int:
+        """
+        The number of a thing, from 0.
+        """
+        return self.found.setdefault(thing, len(self.found))
+
+
+class _Tables:
+    """
+    Tables that grow.
+    """
+
+    def __init__(self) -> None:
+        self.texts = _Numbers()
+        self._frames = _Numbers()
+        self._stacks = _Numbers()
+        self._threads = _Numbers()
+        self._sets = _Numbers()
+        self._seen: dict[tuple[object, ...], int] = {}
+        self._written: dict[StackFrame, int] = {}
+        self._room = [_MOST_FRAMES, _MOST_THREADS]
+
+    @property
+    def has_room(self) -> bool:
+        """
+        Whether one more process may be kept.
+        """
+        return min(self._room) > 0
+
+    def columns(self) -> dict[str, list[Any]]:
+        """
+        All tables, as JSON knows them.
+        """
+        return {
+            "texts": list(self.texts.found),
+            "frames": list(self._frames.found),
+            "stacks": list(self._stacks.found),
+            "threads": list(self._threads.found),
+            "sets": list(self._sets.found),
+        }
+
+    def set_of(self, process: ProcessStacks) -> int:
+        """
+        The number of all threads of a process, and what its GPUs run.
+        """
+        main = process.main_thread
+        chosen = process.threads[:_MOST_OF_PROCESS]
+        threads = [self._thread(t, is_main=t is main) for t in chosen]
+        left_out = len(process.threads) - len(chosen)
+        kernels = tuple(
+            self.texts.number(clean(short_name(k)))
+            for k in process.kernels[:_MOST_KERNELS]
+        )
+        before = len(self._sets.found)
+        number = self._sets.number((tuple(threads), left_out, kernels))
+        if len(self._sets.found) > before:
+            self._room[1] -= len(threads)
+        return number
+
+    def _thread(self, thread: ThreadStack, *, is_main: bool) -> int:
+        # Frames that are equal are the same object almost always, and to
+        # compare places in memory is faster.
+        words = tuple(_words(thread, is_main=is_main))
+        places = (*map(id, thread.frames), 0, *map(id, thread.native))
+        key = thread.name, thread.is_main, words, places
+        if (known := self._seen.get(key)) is not None:
+            return known
+
+        other = _BACKGROUND if is_background(thread) else 0
+        flag = _MAIN if is_main else other
+        number = self._threads.number(
+            (
+                self.texts.number(clean(thread.name)),
+                self.texts.number(" · ".join(words)),
+                flag,
+                self._stack(thread.frames),
+                self._stack(thread.native),
+            )
+        )
+        self._seen[key] = number
+        return number
+
+    def _stack(self, frames: tuple[StackFrame, ...]) -> int:
+        # Outermost first, as the merged stacks are drawn.
+        numbers = [self._frame(f) for f in frames[:_MOST_OF_STACK]]
+        more = frames[_MOST_OF_STACK:]
+        outer = more[-_MOST_OF_STACK:]
+        if left_out := len(more) - len(outer):
+            numbers.append(-left_out)
+        numbers += map(self._frame, outer)
+        before = len(self._stacks.found)
+        number = self._stacks.number(tuple(reversed(numbers)))
+        if len(self._stacks.found) > before:
+            self._room[0] -= len(numbers)
+        return number
+
+    def _frame(self, frame: StackFrame) -> int:
+        if (known := self._written.get(frame)) is not None:
+            return known
+
+        line = line_of(frame)
+        flags = _OWN * is_own(frame) | _NATIVE * is_native(frame)
+        place = f"{line.folder}{line.place}"
+        numbers = self.texts.number(line.name), self.texts.number(place)
+        number = self._frames.number((*numbers, flags))
+        self._written[frame] = number
+        return number
+
+
+def _words(thread: ThreadStack, *, is_main: bool) -> Iterator[str]:
+    """
+    What is known of a thread beside its stack.
+    """
+    if is_main:
+        yield "main"
+    if thread.owns_gil:
+        yield "holds the interpreter lock"
+    if thread.waits_for_gil:
+        yield "wants the interpreter lock"
+    if thread.system_call is not None:
+        yield clean(str(thread.system_call))
+    elif thread.active:
+        yield "running"
+    elif thread.state:
+        yield _STATES.get(thread.state, f"state {clean(thread.state)}")
