@@ -71,6 +71,18 @@ def test_found(taken, capsys):
     )
 
 
+def test_page(taken):
+    """
+    What was taken gets a page, which shows the diagnosis.
+    """
+    taken.snapshot.folder.mkdir()
+
+    main(["snapshot", "hang"])
+
+    page = taken.snapshot.folder / "report.html"
+    assert "Rank 3 reads." in page.read_text("utf-8")
+
+
 def test_options(taken):
     """
     Options say what is taken, and how.

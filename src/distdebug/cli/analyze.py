@@ -15,11 +15,12 @@ from .options import (
     RANKS_HELP,
     Commands,
     add_command,
+    add_full_option,
     chosen_groups,
     chosen_ranks,
     job_mesh,
 )
-from .output import counting, print_json
+from .output import counting, print_json, print_result
 
 
 if TYPE_CHECKING:
@@ -83,6 +84,7 @@ def add_parser(commands: Commands) -> None:
         action="store_true",
         help="print JSON; with --entries, one line per call",
     )
+    add_full_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -113,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print_json("analyze", diagnosis.to_dict())
     else:
-        print(diagnosis)
+        print_result(diagnosis, is_fine=diagnosis.is_healthy, full=args.full)
     return int(not diagnosis.is_healthy)
 
 

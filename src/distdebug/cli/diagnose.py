@@ -5,9 +5,17 @@
 from __future__ import annotations
 
 import argparse
+import sys
 
-from .options import Commands, add_command
-from .output import counting, print_json
+from typing import TYPE_CHECKING
+
+from .._text import clean
+from .options import Commands, add_command, add_full_option, output_file
+from .output import counting, print_json, print_result
+
+
+if TYPE_CHECKING:
+    from ..findings import Diagnosis
 
 
 __all__ = ["add_parser", "run"]
@@ -20,6 +28,7 @@ session folders of Ray, snapshots.  It needs neither the job nor PyTorch.
 Example:
   {prog} diagnose dumps/
   {prog} diagnose train.log ray-of-node-1/ ray-of-node-2/
+  {prog} diagnose dumps/ stacks/ --html report.html
   {prog} diagnose --json dumps/ stacks/ | jq -r .verdict.summary
 
 Exit status: 0 looked and found nothing wrong; 1 found something, or cannot
@@ -47,6 +56,13 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print the diagnosis as JSON"
     )
+    parser.add_argument(
+        "--html",
+        type=output_file,
+        metavar="FILE",
+        help="also write a page that shows all of it, for any browser",
+    )
+    add_full_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -55,10 +71,40 @@ def run(args: argparse.Namespace) -> int:
     """
     from distdebug import diagnose
 
+    if args.html is not None:
+        _check_page()
     with counting("reading dumps") as progress:
         diagnosis = diagnose(*args.paths, progress=progress)
-    if args.json:
-        print_json("diagnose", diagnosis.to_dict())
-    else:
-        print(diagnosis)
+    try:
+        # Before it is printed: whoever reads that may close the pipe early.
+        if args.html is not None:
+            _write_page(diagnosis, args.html)
+    finally:
+        if args.json:
+            print_json("diagnose", diagnosis.to_dict())
+        else:
+            is_fine = diagnosis.is_healthy
+            print_result(diagnosis, is_fine=is_fine, full=args.full)
     return int(not diagnosis.is_healthy)
+
+
+def _check_page() -> None:
+    """
+    Say before a long analysis, and not after it, that there can be no page.
+    """
+    from importlib.util import find_spec
+
+    from ..errors import MissingDependencyError
+
+    if find_spec("jinja2") is None:
+        msg = "a report needs jinja2, which is not installed"
+        remedy = 'pip install "distdebug[report]"'
+        raise MissingDependencyError(msg, remedy=remedy)
+
+
+def _write_page(diagnosis: Diagnosis, file: str) -> None:
+    from ..report.page import write_report
+
+    # Standard output is for the diagnosis, also if a script reads it.
+    path = write_report(diagnosis, file)
+    print(f"report: {clean(str(path), limit=1000)}", file=sys.stderr)

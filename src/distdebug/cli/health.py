@@ -10,10 +10,11 @@ import socket
 from .options import (
     Commands,
     add_command,
+    add_full_option,
     add_process_options,
     positive_seconds,
 )
-from .output import print_json
+from .output import print_json, print_result, waiting
 
 
 __all__ = ["add_parser", "run"]
@@ -68,6 +69,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print everything as JSON"
     )
+    add_full_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -79,18 +81,21 @@ def run(args: argparse.Namespace) -> int:
     from ..processes.find import find_workers
     from ..processes.worker import workers_of
 
-    workers = (
-        workers_of(args.pid) if args.pid else find_workers(args.pattern or ())
-    )
-    node = check_node(
-        pids=[worker.pid for worker in workers],
-        folders=args.folder or (),
-        ray_sessions=args.ray or (),
-        timeout_s=args.timeout,
-    )
-    environment = check_environment(
-        workers, nodes={socket.gethostname(): node}
-    )
+    with waiting("looking at this node"):
+        workers = (
+            workers_of(args.pid)
+            if args.pid
+            else find_workers(args.pattern or ())
+        )
+        node = check_node(
+            pids=[worker.pid for worker in workers],
+            folders=args.folder or (),
+            ray_sessions=args.ray or (),
+            timeout_s=args.timeout,
+        )
+        environment = check_environment(
+            workers, nodes={socket.gethostname(): node}
+        )
     if args.json:
         data = {
             "node": node.to_dict(),
@@ -98,5 +103,8 @@ def run(args: argparse.Namespace) -> int:
         }
         print_json("health", data)
     else:
-        print(node, environment, sep="\n\n")
+        print_result(node, is_fine=node.is_healthy, full=args.full)
+        print()
+        is_fine = environment.is_healthy
+        print_result(environment, is_fine=is_fine, full=args.full)
     return int(not (node.is_healthy and environment.is_healthy))

@@ -9,10 +9,11 @@ import argparse
 from collections.abc import Callable
 from contextlib import suppress
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .options import Commands, add_command
-from .output import LiveLine, print_json
+from .options import Commands, add_command, add_full_option
+from .output import print_json, print_result, telling
 
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ def _add_details(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--json", action="store_true", help="print everything as JSON"
     )
+    add_full_option(how)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -195,28 +197,20 @@ def _sessions_or_files(places: list[str]) -> list[str]:
 def _errors(args: argparse.Namespace, paths: list[str]) -> int:
     from ..logscan.scan import scan_logs
 
-    line = LiveLine()
-    try:
+    with telling(unit="MB", scale=1e6) as tell:
         report: ScanReport = scan_logs(
-            paths,
-            rules=args.rules or (),
-            tell=lambda done, total: line.show(
-                f"reading: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB"
-            ),
+            paths, rules=args.rules or (), tell=partial(tell, "reading")
         )
-    finally:
-        line.clear()
+    status = int(any(not f.cause.is_fine for f in report.findings))
     if args.json:
         print_json("logs", report.to_dict())
     else:
-        print(report)
-    if not report.bytes_read and report.missing:
-        return 2
-    return int(any(not f.cause.is_fine for f in report.findings))
+        print_result(report, is_fine=not status, full=args.full)
+    return 2 if not report.bytes_read and report.missing else status
 
 
 def _deaths(args: argparse.Namespace, sessions: tuple[RaySession, ...]) -> int:
-    from ..findings.text import finding_lines, missing_lines
+    from ..findings.text import finding_entries, missing_block
     from ..raylogs import death_findings, find_deaths
 
     deaths = find_deaths(sessions)
@@ -225,9 +219,9 @@ def _deaths(args: argparse.Namespace, sessions: tuple[RaySession, ...]) -> int:
         told = [finding.to_dict() for finding in findings]
         print_json("logs", {**deaths.to_dict(), "findings": told})
     else:
-        parts = ["\n".join(finding_lines(f)) for f in findings]
-        parts += [str(deaths), "\n".join(missing_lines(deaths.missing))]
-        print("\n\n".join(part for part in parts if part))
+        told_first = finding_entries(findings, len(findings))
+        blocks = (told_first, str(deaths), missing_block(deaths.missing))
+        print_result(blocks, is_fine=not findings, full=args.full)
     return int(bool(findings))
 
 
@@ -237,7 +231,7 @@ def _tails(args: argparse.Namespace, workers: tuple[WorkerLog, ...]) -> int:
     if args.json:
         print_json("logs", {"workers": tail_records(workers, args.lines)})
     else:
-        print(tail_text(workers, args.lines))
+        print(tail_text(workers, args.lines, full=args.full))
     return 0
 
 
@@ -247,7 +241,8 @@ def _follow(args: argparse.Namespace, workers: tuple[WorkerLog, ...]) -> int:
 
     who = who_prints(workers)
     if not args.json:
-        print(tail_text(workers, args.lines), flush=True)
+        text = tail_text(workers, args.lines, full=args.full)
+        print(text, flush=True)
     # Whoever follows logs ends it with Ctrl-C.
     with suppress(KeyboardInterrupt):
         for line in follow_lines(workers):
@@ -270,7 +265,7 @@ def _overview(
     workers: tuple[WorkerLog, ...],
 ) -> int:
     from ..raylogs import death_findings, find_deaths, last_activity
-    from .logs_text import overview_text
+    from .logs_text import overview_blocks
 
     deaths = find_deaths(sessions)
     findings = death_findings(deaths)
@@ -285,5 +280,6 @@ def _overview(
         }
         print_json("logs", data)
     else:
-        print(overview_text(sessions, workers, deaths, findings, activity))
+        blocks = overview_blocks(sessions, workers, deaths, findings, activity)
+        print_result(blocks, is_fine=not findings, full=args.full)
     return int(bool(findings))

@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import time
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .._text import clean, text_table
+from .._showing import Block, Entries, Lines, Table
+from .._text import clean
 from ..findings import Finding
-from ..findings.text import finding_lines
+from ..findings.text import finding_entry
 from ..raylogs import read_tail
 from ..raylogs.listing import taken_apart
 
@@ -22,22 +23,22 @@ if TYPE_CHECKING:
     from ..raylogs.system import Activity
 
 
-__all__ = ["overview_text", "tail_records", "tail_text", "who_prints"]
+__all__ = ["overview_blocks", "tail_records", "tail_text", "who_prints"]
 
 _MOST_WORKERS = 40
 _MOST_TAILS = 50
 _MOST_FINDINGS = 8
 
 
-def overview_text(
+def overview_blocks(
     sessions: Sequence[RaySession],
     workers: Sequence[WorkerLog],
     deaths: Deaths,
     findings: Sequence[Finding],
     activity: Iterable[Activity],
-) -> str:
+) -> Iterator[Block]:
     """
-    Write who is who, who died, and who was heard of last.
+    What is there to show of who is who, who died, and who was heard of last?
 
     Args:
         sessions: The nodes.
@@ -50,20 +51,17 @@ def overview_text(
 
         activity: When the parts of Ray last wrote.
     """
+    yield Lines([clean(str(session), limit=400) for session in sessions])
+    yield Entries([finding_entry(f) for f in findings[:1]])
+    others = [clean(f.summary, limit=400) for f in findings[1:]]
+    yield Lines(others, _MOST_FINDINGS - 1, "findings")
+    yield _worker_table(workers, deaths)
     alarms = [str(x) for x in activity if x.is_alarming]
-    parts = [
-        "\n".join(clean(str(session), limit=400) for session in sessions),
-        *("\n".join(finding_lines(f)) for f in findings[:1]),
-        "\n".join(
-            clean(f.summary, limit=400) for f in findings[1:_MOST_FINDINGS]
-        ),
-        _worker_table(workers, deaths),
-        "\n".join(["silent for long, or stopped:", *alarms]) if alarms else "",
-    ]
-    return "\n\n".join(part for part in parts if part)
+    if alarms:
+        yield Lines(["silent for long, or stopped:", *alarms])
 
 
-def _worker_table(workers: Sequence[WorkerLog], deaths: Deaths) -> str:
+def _worker_table(workers: Sequence[WorkerLog], deaths: Deaths) -> Block:
     if not workers:
         return "no worker has printed anything"
 
@@ -83,12 +81,10 @@ def _worker_table(workers: Sequence[WorkerLog], deaths: Deaths) -> str:
             f"{max(now - log.mtime, 0):,.0f} s ago" if log.mtime else "-",
             _newest(log.err) or _newest(log.out),
         )
-        for log in latest[:_MOST_WORKERS]
+        for log in latest
     ]
     headers = ("who", "pid", "node", "end", "printed", "log")
-    table = text_table(headers, rows)
-    hidden = len(workers) - len(rows)
-    return f"{table}\n… and {hidden} more workers" if hidden else table
+    return Table(headers, rows, _MOST_WORKERS, "workers")
 
 
 def _called(log: WorkerLog) -> str:
@@ -101,7 +97,9 @@ def _newest(parts: Sequence[LogPart]) -> str:
     return parts[-1].path.name if parts else ""
 
 
-def tail_text(workers: Sequence[WorkerLog], lines: int) -> str:
+def tail_text(
+    workers: Sequence[WorkerLog], lines: int, *, full: bool = False
+) -> str:
     """
     Write the ends of logs, each under the name of its file.
 
@@ -109,15 +107,18 @@ def tail_text(workers: Sequence[WorkerLog], lines: int) -> str:
         workers: Whose logs.
 
         lines: How many lines of each stream.
+
+        full: Whether to write those of all workers, however many.
     """
+    most = len(workers) if full else _MOST_TAILS
     parts = []
-    for log in workers[:_MOST_TAILS]:
+    for log in workers[:most]:
         for stream, told in _tails(log, lines):
             path = clean(str(told[-1].source), limit=400)
             head = f"==> {clean(str(log))}, {stream}: {path} <=="
             shown = [clean(line.text, limit=2000) for line in told]
             parts.append("\n".join([head, *shown]))
-    hidden = len(workers) - _MOST_TAILS
+    hidden = len(workers) - most
     if hidden > 0:
         parts.append(f"… and {hidden} more workers")
     return "\n\n".join(parts) or "they have printed nothing"

@@ -19,10 +19,13 @@ __all__ = [
     "RANKS_HELP",
     "Commands",
     "add_command",
+    "add_full_option",
     "add_process_options",
     "chosen_groups",
     "chosen_ranks",
     "job_mesh",
+    "output_file",
+    "positive_count",
     "positive_seconds",
     "process_number",
     "warn",
@@ -75,6 +78,20 @@ def add_command(
     return parser
 
 
+def add_full_option(parser: OptionGroup) -> None:
+    """
+    Add the option that lets nothing be left out.
+
+    Args:
+        parser: Where to add it.
+    """
+    parser.add_argument(
+        "--full",
+        action="store_true",
+        help="show all of long lists, and tables as wide as they are",
+    )
+
+
 def add_process_options(group: OptionGroup) -> None:
     """
     Add the options that name processes.
@@ -96,6 +113,46 @@ def add_process_options(group: OptionGroup) -> None:
         help="processes with this in their command line; may be given several "
         "times",
     )
+
+
+def output_file(text: str) -> str:
+    """
+    Read the name of a file that is to be written.
+
+    Nobody should learn after minutes that there is no such place.
+
+    Raises:
+        argparse.ArgumentTypeError: No file can be written there.
+    """
+    from pathlib import Path
+
+    from .._text import clean
+
+    path = Path(text)
+    if not text or "\0" in text:
+        msg = "this is no name of a file"
+    elif path.is_dir():
+        msg = f"{clean(text)} is a folder; name a file in it"
+    elif not path.parent.is_dir():
+        msg = f"there is no folder {clean(str(path.parent))}"
+    else:
+        return text
+
+    raise argparse.ArgumentTypeError(msg)
+
+
+def positive_count(text: str) -> int:
+    """
+    Read a number of things of which there is at least one.
+
+    Raises:
+        ValueError: There is none.
+    """
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+
+    return number
 
 
 def positive_seconds(text: str) -> float:
@@ -128,6 +185,7 @@ def process_number(text: str) -> int:
 
 
 # argparse names what it could not read after the function.
+positive_count.__name__ = "number above zero"
 positive_seconds.__name__ = "number of seconds above zero"
 process_number.__name__ = "number of a process"
 

@@ -22,6 +22,7 @@ from . import (
     ray_debug,
     snapshot,
     stacks,
+    timeline,
     watch,
 )
 
@@ -32,6 +33,7 @@ _COMMANDS = (
     demo,
     diagnose,
     analyze,
+    timeline,
     stacks,
     logs,
     phase,

@@ -9,8 +9,8 @@ import time
 
 from pathlib import Path
 
-from .options import Commands, add_command
-from .output import print_json
+from .options import Commands, add_command, add_full_option
+from .output import print_json, print_result, waiting
 
 
 __all__ = ["add_parser", "run"]
@@ -68,6 +68,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print the report as JSON"
     )
+    add_full_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -76,15 +77,17 @@ def run(args: argparse.Namespace) -> int:
     """
     from ..startup import detect_phase
 
-    report = detect_phase(
-        # A text that names no file is none of the lines of a log.
-        [Path(log) for log in args.logs],
-        now=None if args.ended else time.time(),
-        framework=args.framework,
-        rules=args.rules or (),
-    )
+    with waiting("reading logs"):
+        report = detect_phase(
+            # A text that names no file is none of the lines of a log.
+            [Path(log) for log in args.logs],
+            now=None if args.ended else time.time(),
+            framework=args.framework,
+            rules=args.rules or (),
+        )
+    status = int(any(not f.cause.is_fine for f in report.findings))
     if args.json:
         print_json("phase", report.to_dict())
     else:
-        print(report)
-    return int(any(not f.cause.is_fine for f in report.findings))
+        print_result(report, is_fine=not status, full=args.full)
+    return status

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 from .options import (
     Commands,
     add_command,
+    add_full_option,
     add_process_options,
     positive_seconds,
 )
-from .output import LiveLine, print_json
+from .output import print_json, print_result, telling
 
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print the result as JSON"
     )
+    add_full_option(parser)
 
 
 def _add_targets(parser: argparse.ArgumentParser) -> None:
@@ -144,11 +146,15 @@ def run(args: argparse.Namespace) -> int:
     """
     Print the diagnosis, and where the snapshot is; 1 if anything was found.
     """
+    from ..report.leaving import leave_report
+
     taken = _take(args)
+    leave_report(taken.diagnosis, taken.folder)
     if args.json:
         print_json("snapshot", taken.to_dict())
     else:
-        print(taken)
+        is_fine = taken.diagnosis.is_healthy
+        print_result(taken, is_fine=is_fine, full=args.full)
     return 2 if taken.is_blind else int(not taken.diagnosis.is_healthy)
 
 
@@ -178,8 +184,7 @@ def _engine(args: argparse.Namespace) -> Engine:
 
 
 def _take(args: argparse.Namespace) -> Snapshot:
-    line = LiveLine()
-    try:
+    with telling() as tell:
         return _how(args)(
             args.output_dir,
             dump_dir=args.dump_dir,
@@ -189,9 +194,5 @@ def _take(args: argparse.Namespace) -> Snapshot:
             native="classes" if args.native else "none",
             cuda=args.cuda,
             timeout_s=args.timeout,
-            tell=lambda stage, done, total: line.show(
-                f"{stage}: {done} of {total}"
-            ),
+            tell=tell,
         )
-    finally:
-        line.clear()

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from .options import (
     Commands,
     add_command,
+    add_full_option,
     add_process_options,
     positive_seconds,
 )
-from .output import LiveLine, print_json
+from .output import print_json, print_result, shown_text, telling
 
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def add_parser(commands: Commands) -> None:
     parser.add_argument(
         "--json", action="store_true", help="print everything as JSON"
     )
+    add_full_option(parser)
 
 
 def _add_look_options(parser: argparse.ArgumentParser) -> None:
@@ -155,7 +157,9 @@ def _explain_node(args: argparse.Namespace, *, clear: bool = False) -> int:
     else:
         start = _CLEAR if clear else ""
         end = "" if args.repeat is None else f"\n{'─' * 60}"
-        print(f"{start}{capture}{end}", flush=True)
+        is_fine = not _status(capture.findings)
+        text = shown_text(capture, is_fine=is_fine, full=args.full)
+        print(f"{start}{text}{end}", flush=True)
     return 2 if capture.is_blind else _status(capture.findings)
 
 
@@ -177,9 +181,8 @@ def _check(capture: Capture, args: argparse.Namespace) -> None:
 def _capture(args: argparse.Namespace) -> Capture:
     from ..capture.node import capture_node
 
-    line = LiveLine()
     native: Native = "classes" if args.native else "none"
-    try:
+    with telling() as tell:
         return capture_node(
             args.output_dir,
             pids=args.pid,
@@ -189,26 +192,25 @@ def _capture(args: argparse.Namespace) -> Capture:
             looks=_LOOKS,
             interval_s=args.seconds / (_LOOKS - 1),
             timeout_s=args.timeout,
-            tell=lambda stage, done, total: line.show(
-                f"{stage}: {done} of {total}"
-            ),
+            tell=tell,
         )
-    finally:
-        line.clear()
 
 
 def _explain_files(args: argparse.Namespace) -> int:
     import attrs
 
+    from .._showing import Tree
     from ..errors import CaptureError
-    from ..findings.text import finding_lines, missing_lines
+    from ..findings.text import finding_entries, missing_block
+    from ..stacks.draw import branches
     from ..stacks.explain import explain_stacks
     from ..stacks.merge import merge_stacks
     from ..stacks.parse import read_stack_files
 
     found = read_stack_files(args.files)
     if not found.stacks:
-        reason = "; ".join(missing_lines(found.missing)) or "nothing is there"
+        reason = "; ".join(missing_block(found.missing).lines)
+        reason = reason or "nothing is there"
         msg = f"no stacks in {', '.join(args.files)}: {reason}"
         raise CaptureError(
             msg, remedy="name files of py-spy, gdb, pystack, or faulthandler"
@@ -230,11 +232,14 @@ def _explain_files(args: argparse.Namespace) -> int:
         print_json("stacks", _as_plain(found.stacks, data))
         return _status(findings)
 
-    parts = ["\n".join(finding_lines(f)) for f in findings[:_MOST_FINDINGS]]
-    parts += [str(merge_stacks(found.stacks))]
-    parts += ["\n".join(missing_lines(found.missing))]
-    print("\n\n".join(part for part in parts if part))
-    return _status(findings)
+    blocks = (
+        finding_entries(findings),
+        Tree(branches(merge_stacks(found.stacks))),
+        missing_block(found.missing),
+    )
+    status = _status(findings)
+    print_result(blocks, is_fine=not status, full=args.full)
+    return status
 
 
 def _as_plain(
