@@ -31,6 +31,8 @@ myst_heading_anchors = 3
 exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = "distdebug"
+html_static_path = ["_static"]
+html_css_files = ["terminal.css"]
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "description"
@@ -50,10 +52,12 @@ nitpick_ignore = [
 nitpick_ignore_regex = [
     ("py:.*", rf"({package})(\..*)?")
     for package in (
+        r"distdebug\._showing",  # how results show themselves is our own affair
         "argparse",
         "attrs",
         "collections",
         "concurrent",
+        "contextlib",
         "datetime",
         "enum",
         "faulthandler",
@@ -61,7 +65,10 @@ nitpick_ignore_regex = [
         "numpy",
         "os",
         "pathlib",
+        "psutil",
         "re",
+        "selectors",
+        "socket",
         "threading",
         "torch",
         "typing",
