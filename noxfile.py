@@ -19,7 +19,9 @@ import nox
 
 nox.needs_version = ">=2025.5.1"
 nox.options.default_venv_backend = "none"
-nox.options.sessions = ["lint", "typing", "docs", "tests", "integration"]
+nox.options.sessions = [
+    *("lint", "typing", "docs", "tests", "pages", "integration"),
+]
 
 PYPROJECT = nox.project.load_toml()
 
@@ -32,10 +34,11 @@ os.environ["PATH"] = os.pathsep.join(
 @nox.session
 def lint(session: nox.Session) -> None:
     """
-    Are style, layers, and docstrings as agreed?
+    Are style, layers, and docstrings as agreed, and is nothing careless?
     """
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
+    session.run("bandit", "-q", "-r", "src", "-c", "pyproject.toml")
     session.run("lint-imports")
     session.run("interrogate", "src", "tests")
 
@@ -65,9 +68,28 @@ def tests(session: nox.Session) -> None:
     """
     Do units and laws hold, and do unit tests reach 95 % of the branches?
     """
-    session.run("coverage", "run", "-m", "pytest", "tests/unit")
-    session.run("pytest", "tests/property")
-    session.run("coverage", "report", "--fail-under=95")
+    # Side by side, as there are thousands of them.
+    cover = ("--cov", "--cov-report=term-missing:skip-covered")
+    session.run("pytest", "tests/unit", "-n", "auto", *cover)
+    session.run("pytest", "tests/property", "-n", "auto")
+
+
+@nox.session
+def pages(session: nox.Session) -> None:
+    """
+    Do reports open in a browser, and do notebooks and the blocks of docs run?
+    """
+    session.run("pytest", "tests/pages", "-n", "auto", *session.posargs)
+
+
+@nox.session(default=False)
+def fuzz(session: nox.Session) -> None:
+    """
+    Does every parser bear what nobody has tried, and in bounded time?
+    """
+    session.run("pytest", "tests/fuzz")
+    options = session.posargs or ["--together", "--seconds", "45"]
+    session.run("python", "tests/fuzz/run.py", *options)
 
 
 @nox.session
@@ -76,6 +98,14 @@ def integration(session: nox.Session) -> None:
     Does it work on real jobs of several processes?
     """
     session.run("pytest", "tests/integration", *session.posargs)
+
+
+@nox.session(default=False)
+def faults(session: nox.Session) -> None:
+    """
+    What if disks, tools, processes, and the machine itself fail?
+    """
+    session.run("pytest", "tests/faults", *session.posargs)
 
 
 @nox.session(default=False)
@@ -121,3 +151,11 @@ def changelog(session: nox.Session) -> None:
     What will the next release say?
     """
     session.run("towncrier", "build", "--draft", "--version", "next")
+
+
+@nox.session(default=False)
+def pictures(session: nox.Session) -> None:
+    """
+    How does a report look, in the README and in the documentation?
+    """
+    session.run("python", "docs/pictures/make.py", *session.posargs)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from .debugger.inside.breakpoints import set_trace
     from .debugger.inside.crashes import post_mortem
     from .debugger.inside.scopes import scope
+    from .debugger.launchers.on_monarch import monarch_setup
+    from .debugger.launchers.on_ray import ray_debugger_env, ray_debugger_setup
     from .debugger.ray_debugger.checking import check_ray_debugger
     from .debugger.ray_debugger.launch import launch_json, write_launch_json
     from .debugger.ray_debugger.sessions import ray_debug_sessions
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
         NoLogsError,
         NotRecordingError,
         NsightError,
+        OutputError,
         PatternError,
         RankSyntaxError,
         RecorderError,
@@ -61,6 +64,8 @@ if TYPE_CHECKING:
     )
     from .flight_recorder.read import read_dumps
     from .flight_recorder.request import request_dumps
+    from .flight_recorder.timeline.model import Timeline
+    from .flight_recorder.timeline.write import write_timeline
     from .health.environment import check_environment
     from .health.node import check_node
     from .logscan.collectives import collective_findings, read_collective_logs
@@ -91,6 +96,7 @@ if TYPE_CHECKING:
     from .raylogs.deaths.find import find_deaths
     from .raylogs.find import find_actor_logs
     from .raylogs.sessions import find_ray_sessions
+    from .report.page import report_html, write_report
     from .stacks.explain import explain_stacks
     from .stacks.merge import merge_stacks
     from .stacks.parse import read_stacks
@@ -132,6 +138,7 @@ __all__ = [
     "NsightError",
     "NsysHealth",
     "NsysReports",
+    "OutputError",
     "PatchStatus",
     "PatternError",
     "RankSelection",
@@ -141,6 +148,7 @@ __all__ = [
     "RulesError",
     "Snapshot",
     "StepProfiler",
+    "Timeline",
     "TooLateError",
     "Watch",
     "Worker",
@@ -171,6 +179,7 @@ __all__ = [
     "match_worker",
     "merge_runtime_env",
     "merge_stacks",
+    "monarch_setup",
     "nsight_runtime_env",
     "nvtx",
     "parse_ranks",
@@ -178,10 +187,13 @@ __all__ = [
     "post_mortem",
     "preflight",
     "ray_debug_sessions",
+    "ray_debugger_env",
+    "ray_debugger_setup",
     "ray_nsight_status",
     "read_collective_logs",
     "read_dumps",
     "read_stacks",
+    "report_html",
     "request_dumps",
     "revert_ray_nsight",
     "run_on_nodes",
@@ -191,6 +203,8 @@ __all__ = [
     "snapshot",
     "watch",
     "write_launch_json",
+    "write_report",
+    "write_timeline",
 ]
 
 # No module may bear a public name: importing it would bind the module, and
@@ -227,6 +241,7 @@ _HOME = {
     "NsightError": "errors",
     "NsysHealth": "nsight.doctor",
     "NsysReports": "nsight.reports.model",
+    "OutputError": "errors",
     "PatchStatus": "nsight.patch.model",
     "PatternError": "errors",
     "RankSelection": "ranks",
@@ -236,6 +251,7 @@ _HOME = {
     "RulesError": "errors",
     "Snapshot": "diagnosis.snapshot",
     "StepProfiler": "nsight.inside.steps",
+    "Timeline": "flight_recorder.timeline.model",
     "TooLateError": "errors",
     "Watch": "watching.inside",
     "Worker": "processes.model",
@@ -266,6 +282,7 @@ _HOME = {
     "match_worker": "nsight.options.patterns",
     "merge_runtime_env": "nsight.options.runtime_env",
     "merge_stacks": "stacks.merge",
+    "monarch_setup": "debugger.launchers.on_monarch",
     "nsight_runtime_env": "nsight.options.runtime_env",
     "nvtx": "nsight.inside.ranges",
     "parse_ranks": "ranks",
@@ -273,10 +290,13 @@ _HOME = {
     "post_mortem": "debugger.inside.crashes",
     "preflight": "diagnosis.preflight",
     "ray_debug_sessions": "debugger.ray_debugger.sessions",
+    "ray_debugger_env": "debugger.launchers.on_ray",
+    "ray_debugger_setup": "debugger.launchers.on_ray",
     "ray_nsight_status": "nsight.patch.change",
     "read_collective_logs": "logscan.collectives",
     "read_dumps": "flight_recorder.read",
     "read_stacks": "stacks.parse",
+    "report_html": "report.page",
     "request_dumps": "flight_recorder.request",
     "revert_ray_nsight": "nsight.patch.change",
     "run_on_nodes": "nodes.run",
@@ -286,6 +306,8 @@ _HOME = {
     "snapshot": "diagnosis.snapshot",
     "watch": "watching.inside",
     "write_launch_json": "debugger.ray_debugger.launch",
+    "write_report": "report.page",
+    "write_timeline": "flight_recorder.timeline.write",
 }
 
 

@@ -4,14 +4,23 @@ What the unit tests share.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import socket
 import sys
+import tempfile
+import threading
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
+
+from distdebug.debugger.inside.agent import listen
+from distdebug.debugger.wire import Feed, pack
 
 
 class FakeTorch(ModuleType):
@@ -185,3 +194,111 @@ def fake_proc(tmp_path: Path) -> FakeProc:
     A folder that looks like ``/proc``, without any process yet.
     """
     return FakeProc(tmp_path / "proc")
+
+
+class AnsweringRank:
+    """
+    A process that answers as it was told to.
+    """
+
+    def __init__(self, folder: Path, rank: int, **options: Any) -> None:
+        self.rank = rank
+        self.pid = 1000 + rank
+        self.path = folder / f"{rank}.{os.getpid()}.sock"
+        self.listener = listen(self.path)
+        self.coords = options.get("coords", {})
+        self.group = options.get("group", "job")
+        self.thread = "MainThread"
+        self.state = options.get("state", "stopped")
+        self.last = "> train.py(7)step()"
+        self.lines: list[str] = []
+        self.mute: Iterable[str] = ()
+        threading.Thread(target=self.serve, daemon=True).start()
+
+    def serve(self) -> None:
+        """
+        Talk to whoever comes.
+        """
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self.listener.accept()
+                threading.Thread(
+                    target=self.talk, args=(client,), daemon=True
+                ).start()
+
+    def talk(self, client: socket.socket) -> None:
+        """
+        Answer a client until it hangs up.
+        """
+        feed = Feed()
+        with client, contextlib.suppress(OSError):
+            while data := client.recv(1 << 16):
+                for request in feed.take(data):
+                    if request["op"] in self.mute:
+                        continue
+                    answer = self.answer(request)
+                    client.sendall(pack({"id": request["id"], **answer}))
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """
+        Answer one request.
+        """
+        op, key = request["op"], f"node:1:2:3:{self.rank}"
+        place = {"function": "step", "file": "train.py", "line": 7}
+        if op == "list":
+            stop = {"key": key, "number": 1, "thread": self.thread, **place}
+            stop.update(state=self.state, reason="breakpoint", left_s=5.0)
+            return {
+                "process": {
+                    "group": self.group,
+                    "rank": self.rank,
+                    "coords": self.coords,
+                    "host": "node",
+                    "pid": self.pid,
+                },
+                "main": place,
+                "stops": [stop] if self.state else [],
+            }
+        self.lines.append(request.get("line", op))
+        if op in {"eval", "interrupt", "resume"}:
+            return {"output": f"{op} {self.rank}", "state": ""}
+        if op == "stack":
+            return {"threads": [{"thread": "MainThread", "frames": [place]}]}
+        if op == "last":
+            said = {"state": self.state, "output": self.last}
+        elif request.get("line") in {"c", "detach", "abort"}:
+            self.state = ""
+            said = {"state": "ended", "output": ""}
+        else:
+            said = {"state": "stopped", "output": f"did {self.lines[-1]}\n"}
+        return {"stops": dict.fromkeys(request["keys"], said)}
+
+
+@pytest.fixture
+def answering_rank() -> Iterator[Callable[..., AnsweringRank]]:
+    """
+    Makes ranks that answer in a folder.
+    """
+    made = []
+
+    def make(folder: Path, rank: int, **options: Any) -> AnsweringRank:
+        made.append(AnsweringRank(folder, rank, **options))
+        return made[-1]
+
+    yield make
+    for rank in made:
+        # This wakes up who waits in accept().
+        with contextlib.suppress(OSError):
+            rank.listener.shutdown(socket.SHUT_RDWR)
+        rank.listener.close()
+
+
+@pytest.fixture
+def socket_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """
+    A folder for sockets; its path is short, as the kernel wants.
+    """
+    path = Path(tempfile.mkdtemp(prefix="dd", dir="/tmp"))
+    monkeypatch.setenv("DISTDEBUG_DIR", str(path))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)

@@ -442,7 +442,9 @@ class TestWhyHidden:
         assert "other_user" == found
         assert "hidepid" in advice
 
-    @pytest.mark.parametrize("pid", [999999999, 1 << 80, HERE])
+    @pytest.mark.parametrize(
+        "pid", [999999999, 1 << 80, HERE], ids=["large", "huge", "here"]
+    )
     def test_nobody(self, pid):
         """
         Nobody is hidden who is not there, or is seen.

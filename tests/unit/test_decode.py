@@ -124,7 +124,7 @@ class TestRecognized:
             (pickle.dumps({"a": 1}), "it is not a Flight Recorder dump"),
             (pickle.dumps("seq_id"), "it does not hold what"),
             (b'{"entries": {"0": 1}}', "its entries are not a list"),
-            (gzip.compress(b""), "the file is empty"),
+            (gzip.compress(b"", mtime=0), "the file is empty"),
         ],
     )
     def test_something_else(self, tmp_path, is_limited, raw, reason):

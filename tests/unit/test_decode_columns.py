@@ -102,7 +102,7 @@ class TestTabulate:
             {"duration_ms": "long"},
             {"timeout_ms": "600"},
             {"state": []},
-            {"input_sizes": object()},
+            {"input_sizes": print},
         ],
         ids=str,
     )

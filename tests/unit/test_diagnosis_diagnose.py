@@ -329,8 +329,21 @@ def test_nothing(tmp_path):
     """
     Without anything there is nothing to look at.
     """
-    with pytest.raises(NoDumpsError):
+    with pytest.raises(NoDumpsError, match="nor are there stacks") as caught:
         diagnose(tmp_path)
+
+    assert "switch recording on" not in caught.value.remedy
+
+
+def test_no_such_place(tmp_path):
+    """
+    A slip in a path is no matter of recording.
+    """
+    with pytest.raises(NoDumpsError, match="no such file or folder") as caught:
+        diagnose(tmp_path / "dunps", tmp_path / "stakcs")
+
+    assert "stakcs" in str(caught.value)
+    assert "check the path" in caught.value.remedy
 
 
 def test_progress(hang):

@@ -549,6 +549,34 @@ class TestRead:
         assert Cause.GPU_FAULT in {f.cause for f in logs.nodes}
         assert {(3,)} == {f.ranks for f in logs.nodes if f.ranks}
 
+    @pytest.mark.parametrize(
+        ("workers", "expected"),
+        [
+            ('[{"start_ticks": 500000}]', set()),
+            ('[{"start_ticks": 1000}, {}, 7]', {Cause.HOST_OUT_OF_MEMORY}),
+            ("{", {Cause.HOST_OUT_OF_MEMORY}),
+            ("[]", {Cause.HOST_OUT_OF_MEMORY}),
+        ],
+        ids=["before", "during", "broken", "nobody"],
+    )
+    def test_before_the_job(self, tmp_path, workers, expected):
+        """
+        What the kernel did before the job began is none of its business.
+        """
+        line = "Out of memory: Killed process 7 (python) total-vm:9kB"
+        facts = {
+            "taken": 1.7e9 + 6000,
+            "machine": {"booted": 1.7e9},
+            "kernel": [f"{1.7e9 + 900} localhost kernel: {line}"],
+        }
+        (tmp_path / "n1").mkdir()
+        (tmp_path / "n1" / "node.json").write_text(json.dumps(facts))
+        (tmp_path / "n1" / "workers.json").write_text(workers)
+
+        logs = read_logs([tmp_path])
+
+        assert expected == {f.cause for f in logs.nodes}
+
     @pytest.mark.parametrize("text", ["{", "[]", "[" * 10_000])
     def test_bad_facts(self, tmp_path, text):
         """

@@ -683,3 +683,24 @@ class TestProcess:
         verdict = diagnose(of_process(2, start(), stack=LOADER)).verdict
 
         assert Cause.DATALOADER_WAIT is verdict.detail_cause
+
+
+def test_straggler(dumps_of):
+    """
+    Where a straggler waits with the others is no line of its own.
+    """
+    job = SimulatedJob(4)
+    for _ in range(20):
+        job.collective("all_reduce", late={2: 0.5})
+        job.wait(1.0)
+    dumps = dumps_of(
+        job,
+        hosts=dict.fromkeys(range(4), "n"),
+        sidecars={2: sidecar(2, stack=WAITING)},
+    )
+    found = analyze_dumps(dumps).to_diagnosis()
+
+    verdict = refine(found, host_views(dumps, ()), dumps).verdict
+
+    assert (Cause.STRAGGLER, None) == (verdict.cause, verdict.location)
+    assert ["dump"] == [e.kind for e in verdict.evidence]

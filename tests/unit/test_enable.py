@@ -6,14 +6,16 @@ import errno
 import json
 import logging
 import os
+import stat
 import subprocess
 import sys
+import tempfile
 
 from types import SimpleNamespace
 
 import pytest
 
-from distdebug.errors import RecorderError, TooLateError
+from distdebug.errors import TooLateError
 from distdebug.flight_recorder import enable as enable_module
 from distdebug.flight_recorder.enable import (
     disable_flight_recorder,
@@ -145,17 +147,52 @@ def test_too_late(tmp_path, monkeypatch, world, is_late):
         enable_flight_recorder(dump_dir=tmp_path, extras=False)
 
 
-def test_no_folder(tmp_path):
+def test_no_folder(tmp_path, monkeypatch, caplog):
     """
-    Without a folder nothing is changed.
+    Where dumps cannot go, the log says so, and they go where nobody else is.
     """
     (tmp_path / "f").touch()
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
 
-    with pytest.raises(RecorderError):
-        enable_flight_recorder(dump_dir=tmp_path / "f" / "d")
+    settings = enable_flight_recorder(
+        dump_dir=tmp_path / "f" / "d", extras=False
+    )
 
-    assert NAME not in os.environ
-    assert current_recording() is None
+    assert settings.dump_dir.parent == tmp_path / "tmp"
+    assert 0o700 == stat.S_IMODE(settings.dump_dir.stat().st_mode)
+    assert f"this rank dumps to {settings.dump_dir}" in caplog.text
+    assert "dump_dir=" in caplog.text
+
+
+def test_no_folder_anywhere(tmp_path, monkeypatch, caplog):
+    """
+    Where there is no room for any folder, the job goes on all the same.
+    """
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone" / "tmp"))
+    (tmp_path / "gone").touch()
+
+    settings = enable_flight_recorder(dump_dir=tmp_path / "gone" / "d")
+
+    assert settings.dump_dir.parent == tmp_path / "gone" / "tmp"
+    assert "cannot make the folder" in caplog.text
+
+
+def test_somebody_was_first(tmp_path, monkeypatch):
+    """
+    Who makes our folder before us gets no dump, and stops no job.
+    """
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delenv("DISTDEBUG_DUMP_DIR", raising=False)
+    (tmp_path / "theirs").mkdir()
+    root = tmp_path / f"distdebug-{os.getuid()}"
+    root.symlink_to(tmp_path / "theirs")
+
+    settings = enable_flight_recorder(extras=False)
+
+    assert settings.dump_dir.is_dir()
+    assert not settings.dump_dir.is_relative_to(root)
+    assert [] == list((tmp_path / "theirs").iterdir())
 
 
 def test_extras(tmp_path):

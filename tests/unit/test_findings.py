@@ -68,6 +68,7 @@ class TestNames:
         assert "default_pg" == str(GROUP)
         assert "7" == str(GroupRef(name="7", desc="undefined", ranks=()))
         assert "7" == str(GroupRef(name="7", desc="", ranks=()))
+        assert "dp" == str(GroupRef(name="7", desc="d\u202ep\x1b", ranks=()))
 
     def test_collective(self):
         """

@@ -99,7 +99,7 @@ def test_state(state, retired, expected):
     """
     That it returned says more than that it was once scheduled.
     """
-    assert expected == tables._state(state, retired=retired)
+    assert expected == tables.state_text(state, retired=retired)
 
 
 def test_tensors():
@@ -108,4 +108,4 @@ def test_tensors():
     """
     shape = Shape(((2,), (2,), (3, 4)), ("Int", "Int"), (), ())
 
-    assert ("2x[2] Int, [3, 4]", "") == tables._shape_texts(shape)
+    assert ("2x[2] Int, [3, 4]", "") == tables.shape_texts(shape)

@@ -608,6 +608,19 @@ class TestNotes:
         assert (0, 1, 2, 3) == note.ranks
         assert health.is_healthy
 
+    def test_no_gpu(self):
+        """
+        Where there is no GPU, nobody needs words of NCCL.
+        """
+        bare = {
+            host: attrs.evolve(facts, gpus=())
+            for host, facts in nodes().items()
+        }
+
+        health = check_environment(job(NCCL_DEBUG=""), nodes=bare)
+
+        assert () == health.findings
+
     def test_quiet(self):
         """
         Usual settings are not worth a note.

@@ -46,6 +46,37 @@ class TestRecorded:
 
         assert {("pp", (2, 0), True)} == members_of(dumps_of(job))
 
+    def test_damaged(self, dumps_of):
+        """
+        Of more members than any job has, only those count that left something.
+        """
+        job = SimulatedJob(2)
+        job.collective("all_reduce")
+        dumps = dumps_of(job)
+        claimed = tuple(range(1 << 18))
+        claims = {
+            dump.rank: attrs.evolve(
+                dump,
+                configs=tuple(
+                    attrs.evolve(c, ranks=claimed) for c in dump.configs
+                ),
+            )
+            for dump in dumps
+        }
+        sidecar = Sidecar(
+            rank=0,
+            world_size=1 << 30,
+            **dict.fromkeys(("path", "host", "reason"), ""),
+            **dict.fromkeys(("pid", "started", "written"), 0),
+        )
+
+        found = find_groups(
+            attrs.evolve(dumps, by_rank=claims, sidecars={0: sidecar})
+        )
+
+        assert [(0, 1)] == [group.order for group in found.groups]
+        assert (0, 1) == found.world
+
     def test_same_name(self, dumps_of):
         """
         Groups of one name and different members are different groups.

@@ -159,18 +159,6 @@ class TestDocumentation:
             for page in pages
         )
 
-    def test_causes(self):
-        """
-        The documentation explains every cause, and no other.
-        """
-        page = REPOSITORY / "docs" / "reference" / "causes.md"
-
-        terms = re.findall(
-            r"^`(.*)`\n: ", page.read_text("utf-8"), re.MULTILINE
-        )
-
-        assert sorted(distdebug.Cause) == sorted(terms)
-
     def test_layers(self):
         """
         The architecture names every layer that the linter holds.

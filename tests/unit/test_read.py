@@ -27,7 +27,7 @@ from distdebug.flight_recorder.columns import (
 from distdebug.flight_recorder.read import read_dumps
 from distdebug.flight_recorder.reading.decode import pack
 from distdebug.flight_recorder.sidecar import SIDECAR_SUFFIX
-from distdebug.testing import SimulatedJob, make_dumps
+from distdebug.testing import SimulatedJob, make_dumps, plain_dump
 
 
 VERSIONS = ["", "1.1", "1.4", "2.1", "2.3", "2.6", "2.9", "2.10", "2.11"]
@@ -186,6 +186,19 @@ class TestWrapped:
         assert all(dump.wrapped for dump in dumps)
         assert 4 == len(dumps[0].entries)
 
+    def test_largest_number(self, job, tmp_path):
+        """
+        A number as large as can be is no reason to stop.
+        """
+        dump = plain_dump(job, 0)
+        dump["entries"][-1]["record_id"] = 2**63 - 1
+        (tmp_path / "rank_0").write_bytes(pickle.dumps(dump, 2))
+
+        dumps = read_dumps(tmp_path)
+
+        assert dumps[0].wrapped
+        assert dumps[0].is_filtered
+
     def test_only_active(self, job, tmp_path):
         """
         If only active records were written, older ones are not in the file.
@@ -321,7 +334,7 @@ class TestArguments:
         """
         A place that does not exist has no dumps.
         """
-        with pytest.raises(NoDumpsError, match="No such file"):
+        with pytest.raises(NoDumpsError, match="no such file or folder"):
             read_dumps(tmp_path / "none")
 
     def test_one_place_is_gone(self, job, tmp_path):

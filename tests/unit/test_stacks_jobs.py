@@ -6,8 +6,13 @@ from __future__ import annotations
 
 import attrs
 
+from distdebug.findings import Cause, Evidence, Finding
 from distdebug.stacks.explain import explain_stacks
-from distdebug.stacks.jobs import split_jobs
+from distdebug.stacks.jobs import (
+    is_same_job,
+    members_of_job,
+    split_jobs,
+)
 from distdebug.stacks.model import ProcessStacks, StackFrame, ThreadStack
 
 
@@ -212,3 +217,33 @@ def test_twins_are_judged_apart():
         "job of parent 200: ranks 1-2 are",
     ] == [f.summary.partition(" waiting")[0] for f in apart]
     assert together.summary.startswith("4 processes of ranks 1-2 are waiting")
+
+
+def finding(*sources):
+    """
+    A finding that quotes these files.
+    """
+    return Finding(
+        cause=Cause.IO_WAIT,
+        ranks=(0,),
+        summary="reads",
+        evidence=tuple(Evidence(kind="stack", source=s) for s in sources),
+    )
+
+
+def test_whose_finding():
+    """
+    The files that a finding quotes tell which job it is about.
+    """
+    known = [
+        attrs.evolve(process(pid, job=job, rank=0), source=job)
+        for pid, job in ((10, "a"), (20, "b"))
+    ]
+
+    members = members_of_job(finding("b"), known)
+
+    assert [20] == [p.pid for p in members]
+    assert known == list(members_of_job(finding(), known))
+    assert not is_same_job(finding("a"), finding("b"), known)
+    assert is_same_job(finding("a"), finding("elsewhere"), known)
+    assert is_same_job(finding("a"), finding("b"), [])

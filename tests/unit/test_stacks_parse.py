@@ -231,6 +231,26 @@ class TestWrite:
 
         assert (expected,) == parse_stacks(stacks_to_json(expected))
 
+    def test_half_a_character(self):
+        """
+        What JSON may hold, and no encoding knows, does not get into results.
+        """
+        kernel = {"name": "k\ud800", "device": 0}
+        data = [
+            {
+                "pid": 1,
+                "thread_id": 1,
+                "thread_name": "t\udfff",
+                "frames": [],
+                "process_info": {"kernels": [kernel]},
+            }
+        ]
+
+        (got,) = parse_stacks(json.dumps(data))
+
+        assert "k?" == got.kernels[0].name
+        assert "t?" == got.threads[0].name
+
     def test_text(self):
         """
         Text keeps threads, frames, and the command.

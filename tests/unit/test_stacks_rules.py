@@ -135,7 +135,7 @@ def test_unreadable(tmp_path, monkeypatch):
     binary = tmp_path / "binary"
     binary.write_bytes(b"\xff\xfe")
     large = write(tmp_path, "#" * 100)
-    monkeypatch.setattr("distdebug.stacks.rules._MOST_BYTES", 50)
+    monkeypatch.setattr("distdebug._toml._MOST_BYTES", 50)
 
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

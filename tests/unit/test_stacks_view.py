@@ -872,6 +872,32 @@ def test_monitor_of_user():
     assert not got.note
 
 
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("with lock:\n        time.sleep(9)\n", True),
+        ("while True:\n        time.sleep(9)\n", False),
+        ("", False),
+    ],
+    ids=["no loop", "loop", "unknown"],
+)
+def test_monitor_that_may_hold_a_lock(body, expected, tmp_path):
+    """
+    Who waits in no loop, while a lock is wanted, is told of.
+    """
+    script = tmp_path / "job.py"
+    script.write_text(body and f"def flush():\n    {body}", "utf-8")
+    lines = thread(("flush", str(script), 3), name="metrics-flush")
+
+    got = explain_process(
+        ProcessStacks(pid=1, source="s", threads=(main(ACQUIRE, USER), lines))
+    )
+
+    assert Cause.LOCK_DEADLOCK is got.cause
+    assert expected == ("thread metrics-flush" in got.note)
+    assert expected == bool(got.evidence)
+
+
 class TestHealthy:
     def event(self, *lines, **changes):
         """

@@ -55,6 +55,21 @@ class TestHost:
             "again and again in group 'default_pg', 33% of the time" == summary
         )
 
+    def test_evidence(self, dumps_of):
+        """
+        The times of the dumps are what it rests on.
+        """
+        dumps = dumps_of(
+            train(lambda i: {2: 0.5} if i % 2 else {}),
+            hosts=dict.fromkeys(range(4), "n"),
+        )
+
+        (evidence,) = analyze_dumps(dumps).verdict.evidence
+
+        assert "rank 2, times of calls #1 to #40" == evidence.location
+        assert "the others wait for rank 2 in 20 of 40 calls" == evidence.quote
+        assert dumps[2].path == evidence.source
+
     def test_often_late(self, dumps_of):
         """
         It need not be late in every step, whatever the clocks are.

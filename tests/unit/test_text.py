@@ -39,6 +39,7 @@ class TestClean:
             "\N{RIGHT-TO-LEFT OVERRIDE}red\N{POP DIRECTIONAL FORMATTING}",
             "r\N{ZERO WIDTH SPACE}e\N{SOFT HYPHEN}d",
             "re\udcffd",
+            "\N{HANGUL FILLER}red\N{HANGUL CHOSEONG FILLER}",
             "\nred\r\n",
         ],
     )

@@ -114,6 +114,9 @@ class Job:
 
     @host.setter
     def host(self, name):
+        """
+        Let this thread be another node.
+        """
         self._here.name = name
 
     def find(self, patterns=(), *, include_ancestors=False):
@@ -224,6 +227,7 @@ class TestOutcome:
         assert [(100, 101)] == job.looks
         assert [(100, 101)] == [x.pids for x in job.wanted]
         assert 1000.0 == job.now
+        assert (got.bundle / "report.html").is_file()
 
     @pytest.mark.parametrize("cause", [Cause.PROGRESSING, Cause.IDLE])
     def test_fine(self, job, cause):

@@ -1,0 +1,123 @@
+"""
+What is there, as far as can be seen; and where do results go?
+"""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from distdebug import _files, _in_time
+from distdebug._files import (
+    is_file,
+    is_folder,
+    is_there,
+    matching,
+    open_ordinary,
+    output_to,
+    resolved,
+)
+from distdebug.errors import OutputError
+
+
+@pytest.fixture
+def gone(monkeypatch):
+    """
+    A server of files that does not answer any more.
+    """
+
+    def fail(*args, **kwargs):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    for name in ("stat", "lstat", "scandir", "readlink"):
+        monkeypatch.setattr(_files.os, name, fail)
+
+
+def test_there(tmp_path):
+    """
+    What is there is seen as what it is, links included.
+    """
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("file")
+    (tmp_path / "stray").symlink_to("nothing")
+
+    assert is_file(tmp_path / "file")
+    assert is_file(tmp_path / "link")
+    assert is_folder(tmp_path)
+    assert not is_there(tmp_path / "stray")
+    assert tmp_path / "file" == resolved(tmp_path / "link")
+    assert [tmp_path / "link", tmp_path / "stray"] == matching(
+        tmp_path, "[ls]*"
+    )
+
+
+def test_gone(tmp_path, gone):
+    """
+    What cannot be seen is not there, and nothing is raised.
+    """
+    assert not is_file(tmp_path)
+    assert not is_folder(tmp_path)
+    assert not is_there(tmp_path)
+    assert [] == matching(tmp_path, "*/x")
+    assert tmp_path.absolute() == resolved(tmp_path)
+
+
+def test_circle(tmp_path):
+    """
+    Links that lead to each other are left as they are.
+    """
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+
+    assert tmp_path / "a" == resolved(tmp_path / "a")
+
+
+def test_output_to(tmp_path):
+    """
+    The error names the place, the reason, and what helps.
+    """
+    with pytest.raises(OutputError, match="No space left") as caught:
+        with output_to(tmp_path):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    assert str(tmp_path) in str(caught.value)
+    assert "name another folder" in caught.value.remedy
+
+
+def test_open_fails_later(tmp_path, monkeypatch):
+    """
+    A file about which nothing can be told is closed again.
+    """
+    (tmp_path / "file").touch()
+
+    def fail(mode):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(_files.stat, "S_ISREG", fail)
+
+    with pytest.raises(OSError, match="Input"):
+        open_ordinary(tmp_path / "file", "no file")
+
+
+@pytest.fixture
+def no_threads(monkeypatch):
+    """
+    A node that has no more threads.
+    """
+
+    def start(self):
+        msg = "can't start new thread"
+        raise RuntimeError(msg)
+
+    monkeypatch.setattr(_in_time.threading.Thread, "start", start)
+
+
+def test_no_threads(no_threads):
+    """
+    Without a thread there is no answer in time.
+    """
+    with pytest.raises(TimeoutError, match="no thread"):
+        _in_time.in_time(lambda: 1, 1.0)
+
+    assert [] == list(_in_time.answers_in_time(str, [1, 2], 1e9))
