@@ -13,7 +13,7 @@ from .._text import clean
 from ..errors import NodesError
 
 
-__all__ = ["runtime_env_of"]
+__all__ = ["runtime_env_of", "shared_env"]
 
 # What is there for the workers of the job itself, such as a profiler, stays
 # away from ours.
@@ -72,6 +72,23 @@ def runtime_env_of(
     return running[0].env if running else None
 
 
+def shared_env(whole: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    What of the runtime environment of a job is for other workers, too?
+
+    Args:
+        whole: The runtime environment, as Ray keeps it.
+
+    Returns:
+        A part of it, which another worker can be given.
+    """
+    env = {key: whole[key] for key in _SHARED if key in whole}
+    variables = env.get("env_vars")
+    if isinstance(variables, dict):
+        env["env_vars"] = {k: v for k, v in variables.items() if k != _HOOK}
+    return env
+
+
 def _name(job: _Job) -> str:
     return f"{job.submission or job.number} ({clean(job.entrypoint)[:60]})"
 
@@ -104,12 +121,7 @@ def _running_jobs() -> list[_Job]:
 
 def _job(row: Any) -> _Job:
     text = row.config.runtime_env_info.serialized_runtime_env
-    whole = json.loads(text or "{}")
-    env = {key: whole[key] for key in _SHARED if key in whole}
-    if "env_vars" in env:
-        env["env_vars"] = {
-            k: v for k, v in env["env_vars"].items() if k != _HOOK
-        }
+    env = shared_env(json.loads(text or "{}"))
     return _Job(
         row.job_id.hex(),
         str(row.config.metadata.get("job_submission_id", "")),

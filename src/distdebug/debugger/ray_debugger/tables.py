@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
+from ...nodes.ray_env import shared_env
+
 
 __all__ = ["read_tables"]
 
@@ -25,20 +27,6 @@ _MOST_ENVIRONMENTS = 32
 _MOST_RECORDS = 1000
 # Those of Ray itself, and ours.
 _NO_JOBS = ("_ray_", "_distdebug")
-# What a worker has for itself, such as a profiler, is none of the debugger's.
-_SHARED = (
-    "working_dir",
-    "py_modules",
-    "py_executable",
-    "pip",
-    "uv",
-    "conda",
-    "env_vars",
-    "container",
-    "image_uri",
-    "config",
-)
-_HOOK = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"
 
 
 def read_tables(address: str) -> dict[str, Any]:
@@ -170,7 +158,7 @@ def _environments(
 def _add(
     found: dict[str, dict[str, Any]], text: str, who: str, nodes: list[str]
 ) -> None:
-    env = _shared(_loads(text))
+    env = shared_env(_loads(text))
     key = json.dumps(env, sort_keys=True)
     if key not in found and len(found) >= _MOST_ENVIRONMENTS:
         return
@@ -178,14 +166,6 @@ def _add(
     if who not in entry["who"]:
         entry["who"].append(who)
     entry["nodes"] |= dict.fromkeys(nodes)
-
-
-def _shared(whole: Mapping[str, Any]) -> dict[str, Any]:
-    env = {key: whole[key] for key in _SHARED if key in whole}
-    variables = env.get("env_vars")
-    if isinstance(variables, dict):
-        env["env_vars"] = {k: v for k, v in variables.items() if k != _HOOK}
-    return env
 
 
 def _stored(store: Any, key: bytes, namespace: bytes) -> str:
