@@ -296,9 +296,13 @@ def answering_rank() -> Iterator[Callable[..., AnsweringRank]]:
 @pytest.fixture
 def socket_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """
-    A folder for sockets; its path is short, as the kernel wants.
+    A folder for sockets, and no settings from outside; its path is short, as
+    the kernel wants.
     """
     path = Path(tempfile.mkdtemp(prefix="dd", dir="/tmp"))
+    for name in list(os.environ):
+        if name.startswith(("DISTDEBUG", "RANK", "WORLD_SIZE", "LOCAL_RANK")):
+            monkeypatch.delenv(name)
     monkeypatch.setenv("DISTDEBUG_DIR", str(path))
     yield path
     shutil.rmtree(path, ignore_errors=True)

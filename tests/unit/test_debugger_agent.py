@@ -12,7 +12,6 @@ import socket
 import stat
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 
@@ -34,18 +33,12 @@ from distdebug.debugger.wire import LIMIT_BYTES
 
 
 @pytest.fixture
-def folder(monkeypatch):
+def folder(socket_folder):
     """
-    A folder for sockets; its path is short, as the kernel wants.
+    Where this process listens, if it does.
     """
-    path = Path(tempfile.mkdtemp(prefix="dd", dir="/tmp"))
-    for name in list(os.environ):
-        if name.startswith(("DISTDEBUG", "RANK", "WORLD_SIZE")):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("DISTDEBUG_DIR", str(path))
-    yield path
+    yield socket_folder
     disarm()
-    shutil.rmtree(path)
 
 
 @pytest.fixture

@@ -11,15 +11,12 @@ import gc
 import linecache
 import logging
 import os
-import shutil
 import sys
-import tempfile
 import threading
 import time
 import weakref
 
 from contextlib import suppress
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -46,26 +43,20 @@ PATIENCE_S = 60
 
 
 @pytest.fixture
-def folder(monkeypatch):
+def folder(monkeypatch, socket_folder):
     """
     A folder for sockets, in which this process listens.
     """
-    path = Path(tempfile.mkdtemp(prefix="dd", dir="/tmp"))
-    for name in list(os.environ):
-        if name.startswith(("DISTDEBUG", "RANK", "WORLD_SIZE", "LOCAL_RANK")):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("DISTDEBUG_DIR", str(path))
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setattr(labels, "_own", {})
     monkeypatch.setattr(labels, "_mesh", {})
     # Hooks are for programs; a test must not leave any behind.
     monkeypatch.setattr(crashes, "_hooks", [sys.excepthook])
     arm()
-    yield path
+    yield socket_folder
     for stop in stops.open_stops():
         stop.extend(0)
     disarm()
-    shutil.rmtree(path)
 
 
 class Held:

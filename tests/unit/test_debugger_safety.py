@@ -10,7 +10,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 
 from pathlib import Path
@@ -25,18 +24,12 @@ from distdebug.debugger.inside.arming import arm, disarm, is_armed
 
 
 @pytest.fixture
-def folder(monkeypatch):
+def folder(socket_folder):
     """
-    A folder for sockets; its path is short, as the kernel wants.
+    Where this process listens, if it does.
     """
-    path = Path(tempfile.mkdtemp(prefix="dd", dir="/tmp"))
-    for name in list(os.environ):
-        if name.startswith(("DISTDEBUG", "RANK", "WORLD_SIZE")):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("DISTDEBUG_DIR", str(path))
-    yield path
+    yield socket_folder
     disarm()
-    shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture
