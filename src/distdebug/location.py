@@ -7,22 +7,14 @@ innermost one that belongs to none of them.
 
 from __future__ import annotations
 
-import re
-
 from collections.abc import Iterable
 from typing import Protocol
 
+from ._frameworks import is_framework
 from .findings import Location
 
 
-__all__ = ["FrameLike", "is_framework", "user_location"]
-
-_FRAMEWORK = re.compile(
-    r"^<|(^|[/\\])(site-packages|dist-packages)[/\\]"
-    r"|[/\\]lib[/\\]python3?\.?\d*[/\\]"
-    r"|(^|[/\\])(torch|distdebug)[/\\](distributed|utils|nn|autograd|_\w+"
-    r"|flight_recorder)[/\\]"
-)
+__all__ = ["FrameLike", "user_location"]
 
 
 class FrameLike(Protocol):
@@ -47,19 +39,6 @@ class FrameLike(Protocol):
         """
         The line that runs, counted from 1.
         """
-
-
-def is_framework(filename: str) -> bool:
-    """
-    Does this file belong to a framework, as far as its name tells?
-
-    Args:
-        filename: The file of a frame.
-
-    Returns:
-        Whether no user would change it.
-    """
-    return _FRAMEWORK.search(filename) is not None
 
 
 def user_location(frames: Iterable[FrameLike]) -> Location | None:

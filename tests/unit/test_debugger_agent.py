@@ -23,6 +23,7 @@ import pytest
 
 import distdebug
 
+from distdebug.debugger import connect
 from distdebug.debugger.folders import socket_path
 from distdebug.debugger.inside import agent, arming, audit, patience
 from distdebug.debugger.inside.arming import arm, disarm, is_armed
@@ -769,3 +770,44 @@ class TestPatience:
         for text in (caplog.text, stop.text()):
             assert is_warned == ("give up waiting" in text)
             assert is_warned == ("after 8 s" in text)
+
+
+ASKED = """
+import sys, threading, time
+from distdebug.debugger import arm
+arm(labels={"rank": 0})
+loaded = []
+class Finder:
+    def find_spec(name, path, target=None):
+        if threading.current_thread() is not threading.main_thread():
+            loaded.append(name)
+sys.meta_path.insert(0, Finder)
+print("ready", flush=True)
+while "stop" not in globals():
+    time.sleep(0.001)
+print(loaded)
+"""
+
+
+def test_loads_nothing(folder):
+    """
+    Who answers imports nothing: the locks of modules are inherited by a child
+    that is forked meanwhile, which would then wait for ever.
+    """
+    with subprocess.Popen(
+        [sys.executable, "-c", ASKED], stdout=subprocess.PIPE, text=True
+    ) as job:
+        assert "ready\n" == job.stdout.readline()
+        with connect(folder) as client:
+            client.list()
+            client.stack()
+            client.eval(None, "1 + 1")
+            client.interrupt()
+            client.cast(None, "where")
+            client.cast(None, "next")
+            client.cast(None, "b 14")
+            client.cast(None, "stop = True")
+            client.resume()
+        loaded = job.stdout.read()
+
+    assert "[]\n" == loaded

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable
 from functools import lru_cache
 
-from ..location import is_framework
+from .._frameworks import is_framework
 from .model import StackFrame
 
 

@@ -116,7 +116,8 @@ class Ranks:
         Args:
             ranks: Which ranks.
 
-            group: Their group.
+            group: Their group; it may be left out as well if only one has
+                threads that are held.
 
             request: What to ask.
 
@@ -124,6 +125,8 @@ class Ranks:
             What they answered, and which ranks are not stopped.
         """
         listing = self.listing()
+        if ranks is not None and group is None:
+            group = _only_held_group(listing)
         chosen = _chosen(listing, ranks, group)
         held = [(p, s) for p in chosen for s in p.sessions]
         answers = self.ask_sessions(held, request)
@@ -227,6 +230,11 @@ def _chosen(
         return ()
 
     return choose(listing, ranks, group)
+
+
+def _only_held_group(listing: Listing) -> str | None:
+    groups = {process.group for process, _ in listing.sessions}
+    return groups.pop() if len(groups) == 1 else None
 
 
 def _once(lost: Iterable[LostNode]) -> tuple[LostNode, ...]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
+from ..._frameworks import is_framework
 from ..._in_time import in_time
 from .obeying import end_thread
 from .values import value_text
@@ -67,8 +68,6 @@ def is_users(frame: FrameType) -> bool:
     """
     Is this code of the user, and neither of a framework nor ours?
     """
-    from ...location import is_framework
-
     module, _, _ = str(frame.f_globals.get("__name__")).partition(".")
     return module != _OWN and not is_framework(frame.f_code.co_filename)
 

@@ -7,6 +7,7 @@ that waits outside of Python, as ``time.sleep()`` does, sees it when it returns.
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
 import time
@@ -37,8 +38,6 @@ def end_thread(ident: int) -> bool:
     """
     if sys.version_info < (3, 12):
         return False
-
-    import ctypes
 
     return bool(
         ctypes.pythonapi.PyThreadState_SetAsyncExc(

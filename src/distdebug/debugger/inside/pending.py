@@ -8,6 +8,7 @@ comes to that only when the call returns; nothing is interrupted.
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
 import time
@@ -113,8 +114,6 @@ def _place() -> dict[str, Any]:
 
 
 def _ask_interpreter() -> None:
-    import ctypes
-
     token = object()
     if _MAY_SPIN and _asked.setdefault("by", token) is not token:
         return  # it is going to call

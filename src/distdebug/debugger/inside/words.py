@@ -7,6 +7,7 @@ end the job, or wait for a device is replaced.
 
 from __future__ import annotations
 
+import ctypes
 import linecache
 import pdb  # noqa: T100 this is what it is for
 import sys
@@ -274,8 +275,6 @@ def _write_back(frame: FrameType | None) -> None:
     Before Python 3.13 what is assigned goes into a copy of them.
     """
     if sys.version_info < (3, 13) and frame is not None:
-        import ctypes
-
         ctypes.pythonapi.PyFrame_LocalsToFast(
             ctypes.py_object(frame), ctypes.c_int(0)
         )
