@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,9 @@ import psutil
 import pytest
 
 import distdebug
+
+from .living import end_all
+from .ray_lab import answers, free_address, start_node
 
 
 DRIVER = Path(__file__).parent / "programs" / "dying_actors.py"
@@ -91,9 +93,9 @@ def live_node() -> Iterator[LiveNode]:
     """
     few = {"RAY_LOG_MONITOR_MAX_OPEN_FILES": "4"}
     with _folder() as (folder, nodes):
-        address = _address()
+        address = free_address()
         nodes.append(_start(folder, "head", address, "127.0.0.1", few))
-        _wait(lambda: _answers(address), folder / "head.txt")
+        _wait(lambda: answers(address), folder / "head.txt")
         yield LiveNode(
             folder=folder / "head",
             address=address,
@@ -118,20 +120,15 @@ def _folder() -> Iterator[tuple[Path, list[subprocess.Popen[bytes]]]]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _address() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return f"127.0.0.1:{free.getsockname()[1]}"
-
-
 def _live_and_die(
     folder: Path, nodes: list[subprocess.Popen[bytes]]
 ) -> DeadCluster:
-    address = _address()
+    address = free_address()
     known: dict[str, Any] = {}
     logs = {x: folder / f"{x}.log" for x in ("deaths", "json", "memory")}
 
     nodes.append(_start(folder, "head", address, "127.0.0.1"))
-    _wait(lambda: _answers(address), folder / "head.txt")
+    _wait(lambda: answers(address), folder / "head.txt")
     nodes.append(_start(folder, "other", address, "127.0.0.2"))
     for part, log in logs.items():
         if part == "memory":
@@ -170,26 +167,8 @@ def _start(
     ip: str,
     more: dict[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
-    where = (
-        ["--head", "--include-dashboard=false", "--port", address[10:]]
-        if name == "head"
-        else ["--address", address]
-    )
-    with (folder / f"{name}.txt").open("wb") as log:
-        return subprocess.Popen(
-            [
-                *(sys.executable, "-m", "ray.scripts.scripts"),
-                *("start", "--block", "--disable-usage-stats", *where),
-                *("--node-ip-address", ip, "--num-cpus", "4"),
-                *("--temp-dir", str(folder / name)),
-                *("--resources", json.dumps({name: 100})),
-                *("--object-store-memory", str(80 << 20)),
-            ],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=_environ({**ROTATED, **(more or {})}),
-            start_new_session=True,
-        )
+    environ = _environ({**ROTATED, **(more or {})})
+    return start_node(folder, name, address, ip, environ)
 
 
 def _drive(part: str, address: str, log: Path) -> dict[str, Any]:
@@ -208,13 +187,6 @@ def _drive(part: str, address: str, log: Path) -> dict[str, Any]:
     return known
 
 
-def _answers(address: str) -> bool:
-    host, port = address.split(":")
-    with suppress(OSError), socket.create_connection((host, int(port)), 1):
-        return True
-    return False
-
-
 def _wait(condition: Any, log: Path) -> None:
     deadline = time.monotonic() + START_S
     while not condition():
@@ -229,19 +201,6 @@ def _stop(folder: Path, nodes: list[subprocess.Popen[bytes]]) -> None:
     for node in nodes:
         with suppress(subprocess.TimeoutExpired):
             node.wait(30)
-    while left := _of_cluster(f"{folder}/"):
-        for process in left:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(left, 10)
+    end_all(f"{folder}/")
     for node in nodes:
         node.wait(10)
-
-
-def _of_cluster(text: str) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if any(text in word for word in process.cmdline()):
-                found.append(process)
-    return [process for process in found if process.pid != os.getpid()]

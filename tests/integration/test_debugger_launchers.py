@@ -15,7 +15,6 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
-import psutil
 import pytest
 
 import distdebug
@@ -24,6 +23,8 @@ from distdebug.debugger import connect
 from distdebug.debugger.client.unprepared import arm_process
 from distdebug.debugger.environment import job_environment
 from distdebug.errors import DebuggerError
+
+from .living import end_all
 
 
 SOURCE = Path(distdebug.__file__).parents[1]
@@ -106,16 +107,8 @@ class Job:
         """
         End the program and all that it started.
         """
-        text = str(self.sockets)
         self.process.kill()
-        left = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if process.environ().get("DISTDEBUG_DIR") == text:
-                    left.append(process)
-        for process in left:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
+        end_all(str(self.sockets))
         self.process.wait(PATIENCE_S)
 
 

@@ -8,11 +8,8 @@ are apart.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -29,41 +26,15 @@ import distdebug
 from distdebug.debugger import connect
 from distdebug.debugger.client import there
 
+from .living import end, having, wait_until
+from .ray_lab import answers, free_address, start_node
+from .slurm_lab import free_ports, slurm_lab
+
 
 SOURCE = str(Path(distdebug.__file__).parents[1])
 PROGRAM = Path(__file__).parent / "programs" / "debug_node.py"
 RELAY = "distdebug.debugger.relay"
-STEP, NODE = "slurmstepd", "SLURMD_NODENAME"
 PATIENCE_S = 60
-
-SLURM = """
-ClusterName=lab
-SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={port}
-SlurmUser=root
-SlurmdUser=root
-AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
-CryptoType=crypto/munge
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool.%n
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.%n.pid
-SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.%n.log
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-TaskProlog={folder}/prolog
-SwitchType=switch/none
-MpiDefault=none
-ReturnToService=2
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core_Memory
-JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
-JobCompType=jobcomp/none
-PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
-"""
 
 SSHD = """
 Port {port}
@@ -123,48 +94,6 @@ print(ray.get([trainer.step.remote() for trainer in trainers]))
 """
 
 
-def wait_until(condition, *, seconds=PATIENCE_S):
-    """
-    Look until something is so; whether it is.
-    """
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.1)
-    return False
-
-
-def having(text):
-    """
-    Processes with this text in their command line.
-    """
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            if any(text in word for word in process.cmdline()):
-                found.append(process)
-    return [process for process in found if process.pid != os.getpid()]
-
-
-def end(processes):
-    """
-    End these at once.
-    """
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            process.kill()
-    psutil.wait_procs(processes, 10)
-
-
-def free_port():
-    """
-    A port that nobody listens on.
-    """
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return free.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def folder():
     """
@@ -180,172 +109,13 @@ def folder():
     shutil.rmtree(path, ignore_errors=True)
 
 
-class Slurm:
-    """
-    A Slurm of our own.
-    """
-
-    nodes = ("lab-1", "lab-2", "lab-3", "lab-4")
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
-
-    def start(self):
-        """
-        Start every daemon in the foreground, as our own children.
-        """
-        key, munge = self.folder / "munge.key", self.folder / "munge.socket"
-        key.write_bytes(os.urandom(128))
-        key.chmod(0o600)
-        self.spawn(
-            *("munged", "--foreground", "--force", f"--key-file={key}"),
-            *(f"--socket={munge}", f"--pid-file={self.folder}/munged.pid"),
-            f"--log-file={self.folder}/munged.log",
-            f"--seed-file={self.folder}/munged.seed",
-        )
-        self._configure()
-        self._need(lambda: self.says("munge", "-n", "-S", str(munge)))
-        self.spawn("slurmctld", "-D")
-        for node in self.nodes:
-            self.spawn("slurmd", "-D", "-N", node, name=node)
-        idle = ("sinfo", "-hNtidle", "-o%N")
-        self._need(lambda: len(self.says(*idle).split()) == len(self.nodes))
-        self.spawn("srun", "-N4", "--mem=100", "sleep", "600")
-        self._need(lambda: self.says("squeue", "-htR", "-o%A").strip())
-        self.job = self.says("squeue", "-htR", "-o%A").strip()
-
-    def run(self, **environ):
-        """
-        Start a rank on each node.
-        """
-        log = (self.folder / "job.log").open("wb")
-        with log:
-            self.processes["job"] = subprocess.Popen(
-                [
-                    *("srun", "--overlap", f"--jobid={self.job}", "-N4"),
-                    *("-n4", "--mpi=none", sys.executable, str(PROGRAM)),
-                ],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={
-                    **os.environ,
-                    "PYTHONBREAKPOINT": "distdebug.debugger.set_trace",
-                    "DISTDEBUG": "1",
-                    **environ,
-                },
-                start_new_session=True,
-            )
-
-    @staticmethod
-    def says(*argv):
-        """
-        What a command prints; nothing if it fails.
-        """
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
-        return done.stdout if done.returncode == 0 else ""
-
-    def tasks(self, node):
-        """
-        The processes that Slurm started on a node.
-        """
-        found = []
-        for process in psutil.process_iter():
-            with suppress(psutil.Error):
-                parent = process.parent()
-                if (
-                    parent
-                    and parent.name() == STEP
-                    and process.environ().get(NODE) == node
-                ):
-                    found.append(process)
-        return found
-
-    def lose(self, node):
-        """
-        Stop all of a node at once.
-        """
-        self.kill(node)
-        for task in self.tasks(node):
-            end([*task.parents()[:1], *task.children(), task])
-
-    def kill(self, name):
-        """
-        Stop a daemon at once.
-        """
-        process = self.processes[name]
-        if process.poll() is None:
-            with suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)
-        process.wait(30)
-
-    def stop(self):
-        """
-        Stop all of them, the nodes first.
-        """
-        for node in self.nodes:
-            if node in self.processes:
-                self.lose(node)
-        for name in reversed(self.processes):
-            self.kill(name)
-
-    def spawn(self, *argv, name=None):
-        """
-        Start a daemon.
-        """
-        with (self.folder / f"{name or argv[0]}.out").open("wb") as out:
-            self.processes[name or argv[0]] = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-
-    @staticmethod
-    def _need(condition):
-        if not wait_until(condition, seconds=30):
-            pytest.skip("Slurm is installed and does not start here")
-
-    def _configure(self):
-        host = socket.gethostname().partition(".")[0]
-        lines = [SLURM.format(host=host, port=free_port(), folder=self.folder)]
-        for node in self.nodes:
-            (self.folder / f"spool.{node}").mkdir()
-            lines.append(
-                f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 "
-                f"Port={free_port()} CPUs=1 RealMemory=100\n"
-            )
-        prolog = self.folder / "prolog"
-        prolog.write_text(
-            "#!/bin/sh\n"
-            f'echo "export DISTDEBUG_DIR={self.folder}/d.$SLURMD_NODENAME"\n'
-        )
-        prolog.chmod(0o755)
-        (self.folder / "state").mkdir()
-        (self.folder / "slurm.conf").write_text("".join(lines))
-
-
 @pytest.fixture(scope="module")
 def slurm(folder):
     """
-    A Slurm with a job on all of its nodes.
+    A Slurm of four nodes.
     """
-    for tool in ("munged", "munge", "slurmctld", "slurmd", "srun"):
-        if not shutil.which(tool):
-            pytest.skip(f"{tool} is not installed")
-    if os.geteuid() != 0:
-        pytest.skip("several nodes on one host need root")
-
-    lab = Slurm(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
-        try:
-            lab.start()
-            yield lab
-        finally:
-            lab.stop()
+    with slurm_lab(folder, "lab-1", "lab-2", "lab-3", "lab-4") as lab:
+        yield lab
 
 
 def texts(answers):
@@ -435,8 +205,16 @@ def job(slurm):
     """
     Four ranks, three of which are stopped, and the options to reach them.
     """
-    slurm.run()
-    where = {"slurm": slurm.job}
+    number = slurm.allocate()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONBREAKPOINT", "distdebug.debugger.set_trace")
+        patch.setenv("DISTDEBUG", "1")
+        slurm.spawn(
+            *("srun", "--overlap", f"--jobid={number}", "-N4", "-n4"),
+            *("--mpi=none", sys.executable, str(PROGRAM)),
+            name="job",
+        )
+    where = {"slurm": number}
     wait_for_stops(where, {0, 1, 2}).close()
     return where
 
@@ -539,7 +317,7 @@ class TestSlurm:
         with connect(**job) as client:
             client.cast("ranks(:)", "continue")
 
-        log = slurm.folder / "job.log"
+        log = slurm.folder / "job.out"
         assert wait_until(lambda: 3 == log.read_text().count("is done"))
 
 
@@ -562,13 +340,14 @@ class TestRay:
         Two nodes, and actors on both; the address.
         """
         pytest.importorskip("ray")
-        address = f"127.0.0.1:{free_port()}"
+        address = free_address()
+        (folder / "ray").mkdir()
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("RAY_AUTH_MODE", "disabled")
             patch.setenv("HOME", str(folder))
             patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
             nodes = [self.start(folder, "head", address, "127.0.0.1")]
-            wait_until(lambda: self.answers(address))
+            wait_until(lambda: answers(address))
             nodes.append(self.start(folder, "other", address, "127.0.0.2"))
             (folder / "actors.py").write_text(ACTORS)
             driver = subprocess.Popen(
@@ -581,50 +360,16 @@ class TestRay:
             for process in (driver, *nodes):
                 process.kill()
                 process.wait(30)
-            end(having(f"{folder}/ray."))
-
-    @staticmethod
-    def answers(address):
-        """
-        Whether somebody listens there.
-        """
-        host, port = address.split(":")
-        with (
-            suppress(OSError),
-            socket.create_connection((host, int(port)), 1),
-        ):
-            return True
-        return False
+            end(having(f"{folder}/ray/"))
 
     @staticmethod
     def start(folder, name, address, ip):
         """
-        Start a node.
+        Start a node whose actors listen in a folder of its own.
         """
-        where = (
-            ["--head", "--include-dashboard=false", "--port", address[10:]]
-            if name == "head"
-            else ["--address", address]
-        )
-        with (folder / f"{name}.txt").open("wb") as log:
-            return subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "ray.scripts.scripts", "start"),
-                    *("--block", "--disable-usage-stats", *where),
-                    *("--node-ip-address", ip, "--num-cpus", "2"),
-                    *("--temp-dir", str(folder / f"ray.{name}")),
-                    *("--resources", json.dumps({name: 100})),
-                    *("--object-store-memory", str(80 << 20)),
-                ],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={
-                    **os.environ,
-                    "DISTDEBUG": "1",
-                    "DISTDEBUG_DIR": str(folder / f"r.{name}"),
-                },
-                start_new_session=True,
-            )
+        sockets = {"DISTDEBUG": "1", "DISTDEBUG_DIR": f"{folder}/r.{name}"}
+        environ = {**os.environ, **sockets}
+        return start_node(folder / "ray", name, address, ip, environ)
 
     def test_session(self, cluster):
         """
@@ -648,7 +393,7 @@ class TestRay:
 
         with connect(ray=cluster) as client:
             other = listing.processes[1].host
-            end(having("/ray.other"))
+            end(having("/ray/other"))
             assert wait_until(
                 lambda: [other] == [n.host for n in client.list().lost],
                 seconds=40,
@@ -673,7 +418,7 @@ class TestSsh:
                 timeout=30,
             )
         shutil.copy(folder / "key.pub", folder / "authorized_keys")
-        port, closed = free_port(), free_port()
+        port, closed = free_ports(2)
         (folder / "sshd_config").write_text(
             SSHD.format(folder=folder, port=port)
         )

@@ -30,6 +30,8 @@ from distdebug.health.node import check_node
 from distdebug.health.ray_node.judge import judge_ray
 from distdebug.health.ray_node.read import read_ray
 
+from .living import end_all, having, wait_until
+
 
 LIMIT = 64 << 20
 # Says that it is ready, and waits until it is told to go on.
@@ -73,18 +75,6 @@ def end(*processes):
         process.wait(10)
         process.stdin.close()
         process.stdout.close()
-
-
-def wait_until(condition, *, seconds=30):
-    """
-    Look until something is so; whether it is.
-    """
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.05)
-    return False
 
 
 @pytest.fixture
@@ -342,24 +332,8 @@ def ray_head():
         )
         yield Path(folder)
     finally:
-        for process in of_folder(folder):
-            with suppress(psutil.Error):
-                process.kill()
-        assert wait_until(lambda: not of_folder(folder))
+        end_all(folder)
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def of_folder(folder):
-    """
-    The processes of a cluster.
-    """
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            is_here = any(str(folder) in word for word in process.cmdline())
-            if is_here and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-    return [x for x in found if x.pid != os.getpid()]
 
 
 def test_ray(ray_head):
@@ -378,7 +352,7 @@ def test_ray(ray_head):
     psutil.Process(pid).kill()
     assert wait_until(lambda: not read_ray(ray_head).raylets)
     dead = judge_ray(read_ray(ray_head, now=time.time() + 60))
-    for process in of_folder(ray_head):
+    for process in having(str(ray_head)):
         with suppress(psutil.Error):
             process.kill()
     assert wait_until(lambda: read_ray(ray_head).gcs == "refused")

@@ -19,7 +19,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import attrs
-import psutil
 import pytest
 
 import distdebug
@@ -34,36 +33,12 @@ from distdebug.nodes.ray_executor import RayExecutor
 from distdebug.nodes.run import run_on_nodes
 from distdebug.testing import SimulatedJob, make_dumps
 
+from .living import end_all, having, wait_until
+
 
 PROGRAM = Path(__file__).parent / "programs" / "ray_cluster.py"
 # The path of a socket may have 107 characters; the first node is the head.
 FOLDER = "/tmp"
-
-
-def wait_until(condition, *, seconds=30):
-    """
-    Look until something is so; whether it is.
-    """
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.1)
-    return False
-
-
-def having(text):
-    """
-    Processes with this text in their command line or environment.
-    """
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            environ = process.environ().items()
-            words = [*process.cmdline(), *(f"{k}={v}" for k, v in environ)]
-            if any(text in word for word in words):
-                found.append(process)
-    return [process for process in found if process.pid != os.getpid()]
 
 
 class Cluster:
@@ -111,11 +86,7 @@ class Cluster:
         self.process.wait(20)
         self.process.stdout.close()
         # What a killed node started is stopped by nobody.
-        while left := having(str(self.folder)):
-            for process in left:
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
-            psutil.wait_procs(left, 10)
+        end_all(str(self.folder))
         shutil.rmtree(self.folder)
 
 
@@ -329,7 +300,7 @@ def test_closed(cluster):
 
     assert head == first.host
     assert time.monotonic() - begin < 15
-    assert wait_until(lambda: not having("sleep 599.25"))
+    assert wait_until(lambda: not having("599.25"))
 
 
 @pytest.fixture

@@ -5,21 +5,13 @@ Nodes of a real Slurm job: one controller and three daemons on this machine.
 from __future__ import annotations
 
 import os
-import shutil
-import signal
-import socket
 import subprocess
 import sys
 import time
 
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from pathlib import Path
 
-import psutil
 import pytest
-
-import distdebug
 
 from distdebug.bundle.manifest import read_manifest
 from distdebug.diagnosis import everywhere
@@ -29,181 +21,11 @@ from distdebug.findings import Cause
 from distdebug.nodes.run import run_on_nodes
 from distdebug.nodes.slurm import Slurm
 
+from .living import wait_until
+from .slurm_lab import slurm_lab
+
 
 NODES = ("lab-1", "lab-2", "lab-9")
-TOOLS = ("munged", "munge", "slurmctld", "slurmd", "srun")
-STEP, NODE = "slurmstepd", "SLURMD_NODENAME"
-
-CONF = """
-ClusterName=lab
-SlurmctldHost={host}(127.0.0.1)
-SlurmctldPort={port}
-SlurmUser=root
-SlurmdUser=root
-AuthType=auth/munge
-AuthInfo=socket={folder}/munge.socket
-CryptoType=crypto/munge
-StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool.%n
-SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.%n.pid
-SlurmctldLogFile={folder}/slurmctld.log
-SlurmdLogFile={folder}/slurmd.%n.log
-ProctrackType=proctrack/linuxproc
-TaskPlugin=task/none
-SwitchType=switch/none
-MpiDefault=none
-ReturnToService=2
-SelectType=select/cons_tres
-SelectTypeParameters=CR_Core_Memory
-JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
-JobCompType=jobcomp/none
-PartitionName=batch Nodes=ALL Default=YES MaxTime=INFINITE State=UP
-"""
-
-
-def wait_until(condition, *, seconds=30):
-    """
-    Look until something is so, or skip: then this Slurm does not work.
-    """
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return
-        time.sleep(0.1)
-    pytest.skip("Slurm is installed and does not start here")
-
-
-def answers(*argv):
-    """
-    What a command prints; nothing if it fails.
-    """
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
-    return done.stdout if done.returncode == 0 else ""
-
-
-def free_ports(count):
-    """
-    Ports that nobody listens on.
-    """
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
-
-
-class Lab:
-    """
-    A Slurm of our own, in a folder of its own.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.processes: dict[str, subprocess.Popen[bytes]] = {}
-
-    def start(self):
-        """
-        Start every daemon in the foreground, as our own children.
-        """
-        key, munge = self.folder / "munge.key", self.folder / "munge.socket"
-        key.write_bytes(os.urandom(128))
-        key.chmod(0o600)
-        self._spawn(
-            "munged",
-            "--foreground",
-            "--force",
-            f"--key-file={key}",
-            f"--socket={munge}",
-            f"--pid-file={self.folder}/munged.pid",
-            f"--log-file={self.folder}/munged.log",
-            f"--seed-file={self.folder}/munged.seed",
-        )
-        wait_until(lambda: answers("munge", "-n", "-S", str(munge)))
-        self._configure()
-        self._spawn("slurmctld", "-D")
-        for node in NODES:
-            self._spawn("slurmd", "-D", "-N", node, name=node)
-        wait_until(
-            lambda: len(answers("sinfo", "-hNtidle", "-o%N").split()) == 3
-        )
-
-    def stop(self):
-        """
-        Stop all of them, the nodes first.
-        """
-        for node in NODES:
-            if node in self.processes:
-                self.lose(node)
-        for name in reversed(self.processes):
-            self.kill(name)
-
-    def kill(self, name):
-        """
-        Stop a daemon at once.
-        """
-        process = self.processes[name]
-        if process.poll() is None:
-            with suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)
-        process.wait(30)
-
-    def tasks(self, node):
-        """
-        The processes that Slurm started on a node.
-        """
-        wanted = {str(self.folder / "slurm.conf"), node}
-        found = []
-        for process in psutil.process_iter():
-            with suppress(psutil.Error):
-                environ, parent = process.environ(), process.parent()
-                names = {environ.get(x) for x in ("SLURM_CONF", NODE)}
-                if parent and parent.name() == STEP and names == wanted:
-                    found.append(process)
-        return found
-
-    def lose(self, node):
-        """
-        Stop all of a node at once.
-        """
-        self.kill(node)
-        for task in self.tasks(node):
-            for process in (*task.parents()[:1], *task.children(), task):
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
-
-    def allocate(self):
-        """
-        Have a job on all nodes, one step of which has all that there is.
-        """
-        count = f"-N{len(NODES)}"
-        self._spawn("srun", count, "--mem=100", "sleep", "600")
-        wait_until(lambda: all(map(self.tasks, NODES)))
-        return answers("squeue", "-htR", "-o%A").strip()
-
-    def _configure(self):
-        host = socket.gethostname().partition(".")[0]
-        first, *ports = free_ports(1 + len(NODES))
-        lines = [CONF.format(host=host, port=first, folder=self.folder)]
-        for node, port in zip(NODES, ports, strict=True):
-            (self.folder / f"spool.{node}").mkdir()
-            lines.append(
-                f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 "
-                f"Port={port} CPUs=1 RealMemory=100\n"
-            )
-        (self.folder / "state").mkdir()
-        (self.folder / "slurm.conf").write_text("".join(lines))
-
-    def _spawn(self, *argv, name=None):
-        with (self.folder / f"{name or argv[0]}.out").open("wb") as out:
-            self.processes[name or argv[0]] = subprocess.Popen(
-                argv,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
 
 
 @pytest.fixture(scope="module")
@@ -211,24 +33,9 @@ def lab(tmp_path_factory):
     """
     A Slurm that runs while these tests do.
     """
-    for tool in TOOLS:
-        if not shutil.which(tool):
-            pytest.skip(f"{tool} is not installed")
-    if os.geteuid() != 0:
-        pytest.skip("several nodes on one host need root")
-
     # The path of a socket may have 107 characters.
-    folder = tmp_path_factory.mktemp("s")
-    lab = Lab(folder)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SLURM_CONF", str(folder / "slurm.conf"))
-        root = str(Path(distdebug.__file__).parents[1])
-        patch.setenv("PYTHONPATH", root)
-        try:
-            lab.start()
-            yield lab
-        finally:
-            lab.stop()
+    with slurm_lab(tmp_path_factory.mktemp("s"), *NODES) as lab:
+        yield lab
 
 
 @pytest.fixture(scope="module")
@@ -320,7 +127,7 @@ def test_snapshot_hangs(lab, job, rank, tmp_path, monkeypatch):
             pids=[rank],
             timeout_s=5,
         )
-        wait_until(lambda: len(lab.tasks("lab-2")) == 2)
+        assert wait_until(lambda: len(lab.tasks("lab-2")) == 2)
         for task in lab.tasks("lab-2")[1:]:
             task.suspend()
         taken = future.result()
@@ -359,9 +166,7 @@ def test_hang(lab, job):
         host: result.status for host, result in got.items()
     }
     assert "hangs" in got["lab-2"].output
-    deadline = time.monotonic() + 30
-    while len(lab.tasks("lab-2")) > 1 and time.monotonic() < deadline:
-        time.sleep(0.1)
+    wait_until(lambda: len(lab.tasks("lab-2")) == 1)
     assert ["sleep"] == [task.name() for task in lab.tasks("lab-2")]
 
 
@@ -387,7 +192,7 @@ def test_node_dies(lab, job):
     for result in results:
         got[result.host] = result.status
         if len(got) == 2:
-            wait_until(lambda: len(lab.tasks("lab-9")) == 2)
+            assert wait_until(lambda: len(lab.tasks("lab-9")) == 2)
             lab.lose("lab-9")
 
     assert time.monotonic() - begin < 40

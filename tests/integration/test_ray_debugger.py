@@ -28,6 +28,8 @@ from distdebug.debugger.ray_debugger.launch import launch_json
 from distdebug.debugger.ray_debugger.sessions import ray_debug_sessions
 from distdebug.errors import NodesError
 
+from .living import end_all
+
 
 PROGRAM = Path(__file__).parent / "programs" / "ray_breakpoints.py"
 LINES = PROGRAM.read_text().splitlines()
@@ -99,26 +101,8 @@ class Cluster:
         self.process.kill()
         self.process.wait(20)
         self.process.stdout.close()
-        while left := having(str(self.folder)):
-            for process in left:
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
-            psutil.wait_procs(left, 10)
+        end_all(str(self.folder))
         shutil.rmtree(self.folder)
-
-
-def having(text):
-    """
-    Processes with this text in their command line or environment.
-    """
-    found = []
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            environ = process.environ().items()
-            words = [*process.cmdline(), *(f"{k}={v}" for k, v in environ)]
-            if any(text in word for word in words):
-                found.append(process)
-    return [process for process in found if process.pid != os.getpid()]
 
 
 @pytest.fixture(scope="module")

@@ -82,6 +82,24 @@ class TestClient:
         assert [3] == [o.rank for o in answers.outputs]
         assert [2] == [p.rank for p in answers.not_stopped]
 
+    def test_groups(self, ranks):
+        """
+        The group may be left out if ranks of only one are stopped.
+        """
+        ranks[2].group = ranks[3].group = "critic"
+        ranks[2].state = ranks[3].state = ""
+
+        with connect() as client:
+            answers = client.cast("ranks(:)", "n")
+            with pytest.raises(DebuggerError, match="several groups"):
+                client.eval("ranks(:)", "x")
+            ranks[3].state = "stopped"
+            with pytest.raises(DebuggerError, match="several groups"):
+                client.cast("ranks(:)", "n")
+
+        assert [0, 1] == [o.rank for o in answers.outputs]
+        assert () == answers.not_stopped
+
     def test_questions(self, ranks):
         """
         Questions reach ranks that run as well.

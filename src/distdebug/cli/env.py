@@ -35,52 +35,58 @@ def add_parser(commands: Commands) -> None:
         help="print what to export so that a job records",
         text=_TEXT,
     )
-    parser.add_argument(
+    _add_recording_options(parser)
+    debugger = parser.add_argument_group("to debug instead of to record")
+    debugger.add_argument(
         "--debugger",
         action="store_true",
         help="print what lets the ranks be debugged, and nothing else",
     )
-    parser.add_argument(
+    debugger.add_argument(
         "--post-mortem",
         action="store_true",
         help="with --debugger: a rank that fails waits to be looked at",
     )
     parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print every variable, what becomes of it, and why, as JSON",
+    )
+
+
+def _add_recording_options(parser: argparse.ArgumentParser) -> None:
+    recording = parser.add_argument_group("what to record")
+    recording.add_argument(
         "--dump-dir", metavar="DIR", help="folder of the dumps"
     )
-    parser.add_argument(
+    recording.add_argument(
         "--buffer-size",
         type=int,
         default=2000,
         metavar="N",
         help="how many calls to remember (default: %(default)s)",
     )
-    parser.add_argument(
+    recording.add_argument(
         "--no-dump-on-timeout",
         action="store_true",
         help="do not dump when a call times out",
     )
-    parser.add_argument(
+    recording.add_argument(
         "--cpp-stacks", action="store_true", help="note C++ stacks as well"
     )
-    parser.add_argument(
+    recording.add_argument(
         "--timing", action="store_true", help="note when calls start"
     )
-    parser.add_argument(
+    recording.add_argument(
         "--override",
         action="store_true",
         help="change also what is set already",
     )
-    parser.add_argument(
+    recording.add_argument(
         "--torch",
         metavar="VERSION",
         help="version of torch in the job (default: the one installed here, "
         "or else all)",
-    )
-    parser.add_argument(
-        "--json",
-        action="store_true",
-        help="print every variable, what becomes of it, and why, as JSON",
     )
 
 

@@ -64,6 +64,18 @@ def add_parser(commands: Commands) -> None:
         help="where the cluster is, as HOST:6379 (default: that of this node)",
     )
     _add_check_options(parser)
+    _add_launch_options(parser)
+    parser.add_argument(
+        "--timeout",
+        type=positive_seconds,
+        default=120.0,
+        metavar="S",
+        help="seconds that it may take (default: %(default)s)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _add_launch_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--output",
         metavar="PATH",
@@ -77,14 +89,6 @@ def add_parser(commands: Commands) -> None:
         metavar="LOCAL=REMOTE",
         help="launch-json: the folder here that has the files of one there",
     )
-    parser.add_argument(
-        "--timeout",
-        type=positive_seconds,
-        default=120.0,
-        metavar="S",
-        help="seconds that it may take (default: %(default)s)",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _add_check_options(parser: argparse.ArgumentParser) -> None:

@@ -99,6 +99,23 @@ def _add_look_options(parser: argparse.ArgumentParser) -> None:
         help="look again every S seconds, until Ctrl-C",
     )
     how.add_argument(
+        "--timeout",
+        type=positive_seconds,
+        default=180.0,
+        metavar="S",
+        help="be done after so many seconds, whatever happens; only tools that "
+        "have to be killed take a few more (default: %(default)g)",
+    )
+    how.add_argument(
+        "--output-dir",
+        metavar="DIR",
+        help="also write DIR/HOST/pyspy_HOST_PID.txt and so on",
+    )
+    _add_native_options(how)
+
+
+def _add_native_options(how: argparse._ArgumentGroup) -> None:
+    how.add_argument(
         "--native",
         action="store_true",
         help="native stacks too, of one process of each class and of all "
@@ -114,19 +131,6 @@ def _add_look_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="GPU kernels and native stacks of every process by cuda-gdb; "
         "stops each for seconds",
-    )
-    how.add_argument(
-        "--timeout",
-        type=positive_seconds,
-        default=180.0,
-        metavar="S",
-        help="be done after so many seconds, whatever happens; only tools that "
-        "have to be killed take a few more (default: %(default)g)",
-    )
-    how.add_argument(
-        "--output-dir",
-        metavar="DIR",
-        help="also write DIR/HOST/pyspy_HOST_PID.txt and so on",
     )
 
 

@@ -62,6 +62,13 @@ def add_parser(commands: Commands) -> None:
         help="where to write it: *.json.gz, *.json, or *.pftrace, which needs "
         "the package perfetto (default: %(default)s)",
     )
+    _add_choices(parser)
+    parser.add_argument(
+        "--json", action="store_true", help="print what was drawn as JSON"
+    )
+
+
+def _add_choices(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what to draw")
     what.add_argument("--ranks", metavar="RANKS", help=RANKS_HELP)
     what.add_argument(
@@ -80,9 +87,6 @@ def add_parser(commands: Commands) -> None:
         "--stack-traces",
         action="store_true",
         help="the line of code of each call, too; dumps are read twice",
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print what was drawn as JSON"
     )
 
 

@@ -1,0 +1,64 @@
+"""
+Which processes of a test live, and how do they end?
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+import psutil
+
+
+def wait_until(
+    condition: Callable[[], object], *, seconds: float = 60
+) -> bool:
+    """
+    Look until something is so; whether it is.
+    """
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.1)
+    return False
+
+
+def having(text: str, *, environment: bool = False) -> list[psutil.Process]:
+    """
+    The other processes with this text in their command line, or their
+    environment as well.
+    """
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            words = process.cmdline()
+            if environment:
+                words += process.environ().values()
+            is_meant = any(text in word for word in words)
+            if is_meant and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+    return [process for process in found if process.pid != os.getpid()]
+
+
+def end(processes: Iterable[psutil.Process]) -> None:
+    """
+    End these at once.
+    """
+    processes = [*processes]
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes, 10)
+
+
+def end_all(text: str) -> None:
+    """
+    End all that have this text in their command line or environment, and what
+    they started meanwhile.
+    """
+    while left := having(text, environment=True):
+        end(left)
