@@ -4,7 +4,9 @@ What the tests of all rooms share.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import signal
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -17,6 +19,21 @@ from distdebug.flight_recorder.reading.files import DumpFile, FileName
 from distdebug.flight_recorder.reading.header import describe
 from distdebug.flight_recorder.sidecar import Sidecar
 from distdebug.testing import SimulatedJob, plain_dump
+
+
+@pytest.fixture(scope="session", autouse=True)
+def heard_signals() -> Iterator[None]:
+    """
+    What tests start hears Ctrl-C, also if they run in the background, where a
+    shell has it ignored.
+    """
+    names = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+    ignored = [n for n in names if signal.getsignal(n) is signal.SIG_IGN]
+    for number in ignored:
+        signal.signal(number, signal.SIG_DFL)
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
 
 
 @pytest.fixture(scope="session")
