@@ -13,19 +13,15 @@ number is measured in a fresh process, on the same files.  What matters are
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import os
-import subprocess
-import sys
 import tempfile
 
 from distdebug.testing import SimulatedJob, make_dumps
+from measured import best_of, slope
 
 
 PROGRAMS = {
     "read": """
-import sys, time
 import numpy
 from distdebug.flight_recorder.read import read_dumps
 start = time.perf_counter()
@@ -34,7 +30,7 @@ seconds = time.perf_counter() - start
 assert len(dumps) == int(sys.argv[2]) and not dumps.problems, dumps.problems
 """,
     "read, 1 core": """
-import os, sys, time
+import os
 import numpy
 from distdebug.flight_recorder.read import read_dumps
 if hasattr(os, "sched_setaffinity"):
@@ -44,7 +40,6 @@ dumps = read_dumps(sys.argv[1])
 seconds = time.perf_counter() - start
 """,
     "read + analyze": """
-import sys, time
 import numpy
 from distdebug import analyze_dumps
 start = time.perf_counter()
@@ -54,7 +49,7 @@ assert report.verdict.ranks == (1,), report.verdict
 """,
     # Forgets each dump at once: nothing can be faster.
     "pickle": """
-import gc, pathlib, pickle, sys, time
+import gc, pathlib, pickle
 gc.disable()
 start = time.perf_counter()
 for path in pathlib.Path(sys.argv[1]).iterdir():
@@ -64,7 +59,7 @@ for path in pathlib.Path(sys.argv[1]).iterdir():
 seconds = time.perf_counter() - start
 """,
     "torchfrtrace": """
-import contextlib, io, sys, time
+import contextlib, io
 from torch.distributed.flight_recorder import fr_trace
 start = time.perf_counter()
 with contextlib.redirect_stdout(io.StringIO()):
@@ -83,15 +78,6 @@ HEADS = (
     "peak MB",
 )
 
-FOOTER = """
-import json, pathlib, re
-# The peak that getrusage() knows is inherited from the parent process.
-status = pathlib.Path("/proc/self/status")
-text = status.read_text() if status.exists() else "VmHWM: 0"
-peak = int(re.search(r"VmHWM:\\s+(\\d+)", text)[1]) / 1024
-print(json.dumps([seconds, peak]), file=sys.__stdout__)
-"""
-
 
 def main() -> None:
     """
@@ -104,27 +90,25 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             size = write_dumps(folder, ranks, options)
             got = {
-                name: measure(name, folder, ranks, options.repeat)
-                for name in PROGRAMS
+                name: best_of(options.repeat, program, folder, ranks)
+                for name, program in PROGRAMS.items()
                 if name != "torchfrtrace" or ranks <= options.torchfrtrace
             }
-        seconds = {name: got[name][0] for name in got}
+        seconds = {name: got[name].seconds for name in got}
         peer = seconds.get("torchfrtrace", math.nan)
         ours = seconds["read + analyze"]
-        slope = math.nan
-        if last is not None:
-            slope = math.log(ours / last[1]) / math.log(ranks / last[0])
-        last = ranks, ours
+        now = ranks, ours
         print(
             f"{ranks:14}",
             f"{size:14.1f}",
             *(f"{seconds.get(name, math.nan):14.3f}" for name in PROGRAMS),
             f"{seconds['read, 1 core'] / seconds['pickle']:14.2f}",
             f"{peer / ours:14.1f}",
-            f"{slope:14.2f}",
-            f"{got['read + analyze'][1]:14.0f}",
+            f"{slope(last, now):14.2f}",
+            f"{got['read + analyze'].peak_mb:14.0f}",
             flush=True,
         )
+        last = now
 
 
 def parse_options() -> argparse.Namespace:
@@ -174,33 +158,6 @@ def write_dumps(folder: str, ranks: int, options: argparse.Namespace) -> float:
     job.collective("barrier", ranks=[r for r in range(ranks) if r != 1])
     paths = make_dumps(folder, job)
     return sum(path.stat().st_size for path in paths.values()) / 1e6
-
-
-def measure(
-    name: str, folder: str, ranks: int, repeat: int
-) -> tuple[float, float]:
-    """
-    The best time in seconds, and its peak memory in MB.
-    """
-    runs = []
-    for _ in range(repeat):
-        output = subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                PROGRAMS[name] + FOOTER,
-                folder,
-                str(ranks),
-            ],
-            check=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        ).stdout
-        runs.append(tuple(json.loads(output)))
-
-    return min(runs)
 
 
 if __name__ == "__main__":

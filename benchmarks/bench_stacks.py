@@ -17,14 +17,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-import os
-import subprocess
-import sys
 import tempfile
 
 from pathlib import Path
 from typing import Any
+
+from measured import best_of, slope
 
 
 PROGRAMS = {
@@ -79,16 +77,6 @@ HEADS = (
     "peak MB",
 )
 
-HEADER = "import json, sys, time\n"
-FOOTER = """
-import pathlib, re
-# The peak that getrusage() knows is inherited from the parent process.
-status = pathlib.Path("/proc/self/status")
-text = status.read_text() if status.exists() else "VmHWM: 0"
-peak = int(re.search(r"VmHWM:\\s+(\\d+)", text)[1]) / 1024
-print(json.dumps([seconds, peak]))
-"""
-
 SITE = "/usr/lib/python3.11/site-packages"
 LIB = "/usr/lib/python3.11"
 
@@ -107,25 +95,22 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             size = write_stacks(Path(folder), ranks)
             got = {
-                name: measure(name, folder, ranks, options.repeat)
-                for name in PROGRAMS
+                name: best_of(options.repeat, program, folder, ranks)
+                for name, program in PROGRAMS.items()
             }
-        seconds = {name: got[name][0] for name in got}
-        slope = math.nan
-        if last is not None:
-            longer = math.log(seconds["merge"] / last[1])
-            slope = longer / math.log(ranks / last[0])
-        last = ranks, seconds["merge"]
+        seconds = {name: got[name].seconds for name in got}
+        now = ranks, seconds["merge"]
         print(
             f"{ranks:10}",
             f"{size:10.1f}",
             *(f"{seconds[name]:10.3f}" for name in PROGRAMS),
             f"{seconds['read'] / seconds['json.loads']:10.2f}",
             f"{seconds['merge'] / seconds['dict trie']:10.2f}",
-            f"{slope:10.2f}",
-            f"{got['merge'][1]:10.0f}",
+            f"{slope(last, now):10.2f}",
+            f"{got['merge'].peak_mb:10.0f}",
             flush=True,
         )
+        last = now
 
 
 def write_stacks(folder: Path, ranks: int) -> float:
@@ -210,27 +195,6 @@ def frame(name: str, filename: str, line: int) -> dict[str, Any]:
         "locals": None,
         "is_entry": False,
     }
-
-
-def measure(
-    name: str, folder: str, ranks: int, repeat: int
-) -> tuple[float, float]:
-    """
-    The best time in seconds, and its peak memory in MB.
-    """
-    runs = []
-    for _ in range(repeat):
-        program = HEADER + PROGRAMS[name] + FOOTER
-        output = subprocess.run(
-            [sys.executable, "-c", program, folder, str(ranks)],
-            check=True,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        ).stdout
-        runs.append(tuple(json.loads(output)))
-
-    return min(runs)
 
 
 if __name__ == "__main__":
