@@ -75,6 +75,29 @@ def test_batch(paths):
     assert paths == [path for path, _ in decode_batch(paths)]
 
 
+def test_goes_on(paths, monkeypatch):
+    """
+    A child that has answered all it was asked for goes on with what is left.
+    """
+    started = []
+    start, listen = sandbox.subprocess.Popen, sandbox._listen
+
+    def noted(*args, **options):
+        started.append(args)
+        return start(*args, **options)
+
+    def listen_to_all(crew, selector):
+        while any(len(c._answered) < len(c.asked) for c in crew):
+            listen(crew, selector)
+
+    monkeypatch.setattr(sandbox.subprocess, "Popen", noted)
+    monkeypatch.setattr(sandbox, "_listen", listen_to_all)
+    answers = decode_batch(paths)
+
+    assert {} == reasons_of(answers)
+    assert 1 == len(started)
+
+
 def test_nothing():
     """
     No files need no child.

@@ -168,7 +168,8 @@ def _decode(
                 _listen(crew, selector)
                 for child in list(crew):
                     yield from child.answers()
-                    if child.is_done:
+                    # If we are slow, it may have answered all it was asked.
+                    if child.failure is not None or not (child.asked or todo):
                         selector.unregister(child)
                         crew.remove(child)
                         child.close()
@@ -212,7 +213,6 @@ class _Child:
         self.limit_s = limit_s
         self.deadline = time.monotonic() + limit_s
         self.failure: str | None = None
-        self.is_done = False
         self._extra = extra
         self._inbox = _Inbox()
         self._answered: list[Message] = []
@@ -282,8 +282,6 @@ class _Child:
 
         if self.failure is not None and self.asked:
             yield self.asked.popleft(), _failure(self.failure)
-
-        self.is_done = self.failure is not None or not self.asked
 
     def _obituary(self) -> str:
         try:
