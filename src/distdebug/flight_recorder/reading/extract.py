@@ -17,7 +17,7 @@ import re
 import struct
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count, repeat
 from math import nan
 from operator import itemgetter
@@ -29,7 +29,6 @@ from .plain import TEXT_LIMIT, WRONG, number, sequence, text
 __all__ = ["COLUMNS", "STATES", "frames_of", "tabulate"]
 
 Entry = dict[str, Any]
-_Getter = Callable[[str], Sequence[Any]]
 
 STATES = ("scheduled", "started", "completed")
 
@@ -66,6 +65,20 @@ _DEFAULTS: Mapping[str, Any] = {
     "timeout_ms": 0,
     "is_p2p": None,
 }
+
+# What few values there are of, so that each is checked once; the arguments of
+# `_kind`.
+_KIND = (
+    *("process_group", "pg_id", "profiling_name", "state"),
+    *("retired", "is_p2p", "timeout_ms"),
+)
+_SHAPE = ("input_sizes", "input_dtypes", "output_sizes", "output_dtypes")
+# What differs from record to record, beside its own number and that of the
+# collective, which is called differently in early formats.
+_NUMBERS = (
+    *("p2p_seq_id", "op_id", "time_created_ns"),
+    *("time_discovered_started_ns", "time_discovered_completed_ns"),
+)
 
 _P2P = re.compile(r"(?:^|:)(?:send|recv)\b")
 
@@ -161,37 +174,47 @@ def _columns(
     seq = "collective_seq_id"
     if seq not in entries[0]:
         seq = "seq_id"
-    # All fields of a record at once, because records are far apart in memory.
-    present = [seq, *(key for key in _DEFAULTS if key in entries[0])]
-    rows = map(itemgetter(*present, "profiling_name"), entries)
-    fields = dict.fromkeys(_DEFAULTS, ()) | dict(
-        zip((*present, "profiling_name"), zip(*rows, strict=True), strict=True)
-    )
-
-    def get(key: str) -> Sequence[Any]:
-        return fields[key] or [_DEFAULTS[key]] * len(entries)
-
-    kinds, kind = _interned(_raw_kinds(get))
-    shapes, shape = _interned(_raw_shapes(get, strict=strict))
+    kinds, kind = _interned(_raw_kinds(entries))
+    shapes, shape = _interned(_raw_shapes(entries, strict=strict))
+    numbers = _fields(entries, "record_id", seq, *_NUMBERS)
+    ids, seqs, p2p_seqs, op_ids, *times = zip(*numbers, strict=True)
     tables: dict[str, Any] = {
-        "is_numbered": None not in get("record_id"),
+        "is_numbered": None not in ids,
         "kinds": [_kind(*raw) for raw in kinds],
         "shapes": [_shape(marshal.loads(raw)) for raw in shapes],  # noqa: S302
     }
-    ids = list(get("record_id") if tables["is_numbered"] else range(len(kind)))
-    numbers = [
-        ids,
-        get(seq),
-        _p2p_seqs(get("p2p_seq_id"), get(seq), kind, tables["kinds"]),
-        get("op_id"),
-        _or_zero(get("time_created_ns")),
-        _or_zero(get("time_discovered_started_ns")),
-        _or_zero(get("time_discovered_completed_ns")),
+    found = list(ids if tables["is_numbered"] else range(len(kind)))
+    columns = [
+        *(kind, shape, found, seqs),
+        _p2p_seqs(p2p_seqs, seqs, kind, tables["kinds"]),
+        op_ids,
+        *map(_or_zero, times),
+        _durations(entries),
     ]
-    columns = [kind, shape, *numbers, _durations(entries)]
     codes = COLUMNS.values()
     packed = [_packed(*pair) for pair in zip(codes, columns, strict=True)]
-    return tables, packed, ids
+    return tables, packed, found
+
+
+def _fields(entries: list[Entry], *keys: str) -> Iterator[tuple[Any, ...]]:
+    """
+    Some fields of each record, with what stands in for those that a version
+    of the format does not have.
+    """
+    first = entries[0]
+    if all(key in first for key in keys):
+        # By far the fastest way through some megabytes.
+        return map(itemgetter(*keys), entries)
+
+    return zip(
+        *(
+            map(itemgetter(key), entries)
+            if key in first
+            else repeat(_DEFAULTS[key], len(entries))
+            for key in keys
+        ),
+        strict=True,
+    )
 
 
 def _interned(values: Iterable[Any]) -> tuple[dict[Any, int], list[int]]:
@@ -202,22 +225,13 @@ def _interned(values: Iterable[Any]) -> tuple[dict[Any, int], list[int]]:
     return codes, list(map(codes.__getitem__, values))
 
 
-def _raw_kinds(get: _Getter) -> Iterator[Any]:
-    groups = get("process_group")
-    if isinstance(groups[0], list):
+def _raw_kinds(entries: list[Entry]) -> Iterator[Any]:
+    kinds = _fields(entries, *_KIND)
+    if isinstance(entries[0].get("process_group"), list):
         # JSON has no tuples, and lists cannot be keys.
-        groups = list(map(tuple, groups))
+        return ((tuple(group), *rest) for group, *rest in kinds)
 
-    return zip(
-        groups,
-        get("pg_id"),
-        get("profiling_name"),
-        get("state"),
-        get("retired"),
-        get("is_p2p"),
-        get("timeout_ms"),
-        strict=True,
-    )
+    return kinds
 
 
 def _kind(  # noqa: PLR0913, PLR0917
@@ -248,22 +262,16 @@ def _kind(  # noqa: PLR0913, PLR0917
     )
 
 
-def _raw_shapes(get: _Getter, *, strict: bool) -> Iterator[bytes]:
+def _raw_shapes(entries: list[Entry], *, strict: bool) -> Iterator[bytes]:
     """
     Make shapes, which are lists of lists, fit to be keys.
 
     The version of `marshal` matters: later ones refer to objects seen before,
     so that equal shapes differ.
     """
-    shapes = zip(
-        get("input_sizes"),
-        get("input_dtypes"),
-        get("output_sizes"),
-        get("output_dtypes"),
-        strict=True,
-    )
+    shapes: Iterator[Any] = _fields(entries, *_SHAPE)
     if strict:
-        shapes = map(_shape, shapes)  # type: ignore[assignment]
+        shapes = map(_shape, shapes)
     return map(marshal.dumps, shapes, repeat(2))
 
 
