@@ -166,19 +166,15 @@ class Tables:
         ).reshape(-1, 7)
         group, pg_id, op, state, retired, is_p2p, timeout_ms = kinds.T
         return Entries(
-            shape=shapes[raw.pop("shape")],
-            group=group.astype(np.int32)[kind],
-            pg_id=pg_id.astype(np.int32)[kind],
-            op=op.astype(np.int32)[kind],
-            state=state.astype(np.int8)[kind],
-            retired=retired.astype(np.bool_)[kind],
-            is_p2p=is_p2p.astype(np.bool_)[kind],
-            timeout_ms=timeout_ms[kind],
-            # Copies, because views would keep the whole message alive.
-            **{
-                name: column.astype(column.dtype.newbyteorder("="))
-                for name, column in raw.items()
-            },
+            shape=_spread(shapes, raw.pop("shape")),
+            group=_spread(group.astype(np.int32), kind),
+            pg_id=_spread(pg_id.astype(np.int32), kind),
+            op=_spread(op.astype(np.int32), kind),
+            state=_spread(state.astype(np.int8), kind),
+            retired=_spread(retired.astype(np.bool_), kind),
+            is_p2p=_spread(is_p2p.astype(np.bool_), kind),
+            timeout_ms=_spread(timeout_ms, kind),
+            **{name: _kept(column) for name, column in raw.items()},
         )
 
     def _kind(  # noqa: PLR0913, PLR0917
@@ -267,6 +263,30 @@ def _raw_columns(
         start += count * dtype.itemsize
 
     return columns
+
+
+def _spread(values: NDArray[Any], codes: NDArray[np.int32]) -> NDArray[Any]:
+    """
+    The value of each record; one that all share takes no memory.
+    """
+    if len(codes) and (values == values[0]).all():
+        return np.broadcast_to(values[0], codes.shape)
+
+    return values[codes]
+
+
+def _kept(column: NDArray[Any]) -> NDArray[Any]:
+    """
+    A column as it is kept: without memory, if all records have the same.
+    """
+    # By their bits, as nothing equals what was not measured.
+    bits = column.view(f"i{column.itemsize}")
+    is_one = len(column) and (bits == bits[0]).all()
+    # A copy, because a view would keep the whole message alive.
+    own = column[: 1 if is_one else None].astype(
+        column.dtype.newbyteorder("=")
+    )
+    return np.broadcast_to(own, column.shape) if is_one else own
 
 
 def _parse_ranks(text: str) -> tuple[int, ...]:
