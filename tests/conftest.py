@@ -93,7 +93,11 @@ def _dumps_of(
         sidecars=sidecars,
         world_size=max(sizes or [r + 1 for r in members], default=None),
         read_frames=(
-            (lambda path, rows: [stacks[path][row] for row in rows])
+            (
+                lambda wanted: {
+                    p: [stacks[p][r] for r in wanted[p]] for p in wanted
+                }
+            )
             if with_frames
             else None
         ),

@@ -4,6 +4,7 @@ Who called something else, who skipped a call, and who made one too many.
 
 from __future__ import annotations
 
+import attrs
 import numpy as np
 import pytest
 
@@ -39,6 +40,30 @@ def stream(calls):
         synchronizes=np.ones(n, bool),
         row=np.arange(n),
     )
+
+
+def test_stacks_at_once(dumps_of):
+    """
+    However many groups differ, the stacks that show it are read at once.
+    """
+    job = SimulatedJob(8, stack_depth=3)
+    rows = [job.new_group((i, i + 1), "tp") for i in range(0, 8, 2)]
+    for row in rows:
+        job.collective("all_reduce", row, ranks=row.ranks[:1])
+        job.collective("broadcast", row, ranks=row.ranks[1:])
+    dumps = dumps_of(job)
+    read, asked = dumps._read_frames, []
+
+    def noted(wanted):
+        asked.append(wanted)
+        return read(wanted)
+
+    findings = analyze_dumps(attrs.evolve(dumps, read_frames=noted)).findings
+
+    assert 4 == len(findings)
+    assert all("train.py" in e.quote for f in findings for e in f.evidence)
+    assert [8, 0] == [len(wanted) for wanted in asked[:2]]
+    assert not any(asked[1:])
 
 
 class TestShift:

@@ -107,11 +107,12 @@ def test_nothing():
 
 def test_frames(paths):
     """
-    Stacks come without columns.
+    Stacks come without columns, of several files at once.
     """
-    message = decode_frames(paths[0], [0])
+    answers = dict(decode_frames({path: [0] for path in paths[:6]}))
 
-    assert 2 == len(header_of(message)["frames"][0])
+    assert set(paths[:6]) == answers.keys()
+    assert 2 == len(header_of(answers[paths[0]])["frames"][0])
 
 
 class TestChild:

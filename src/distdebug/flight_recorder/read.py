@@ -176,5 +176,10 @@ def _world_size(
     )
 
 
-def _read_frames(path: str, rows: Sequence[int]) -> list[tuple[Frame, ...]]:
-    return parse_frames(decode_frames(path, rows), len(rows))
+def _read_frames(
+    wanted: Mapping[str, Sequence[int]],
+) -> dict[str, list[tuple[Frame, ...]]]:
+    return {
+        path: parse_frames(message, len(wanted[path]))
+        for path, message in decode_frames(wanted)
+    }

@@ -21,7 +21,7 @@ from ..read import read_dumps
 from .evidence import collective_of
 from .freshness import are_fresh, is_unprecedented
 from .job import Job, survey
-from .mismatch import find_mismatch
+from .mismatch import find_mismatches
 from .pairs import find_pair_mismatches
 from .report import FlightReport, select
 from .roots import Root, find_roots
@@ -124,11 +124,7 @@ def _mismatches(
     Returns:
         Those that explain why the job is stuck, and those that it outlived.
     """
-    found = [
-        m
-        for group in range(len(job.states))
-        if (m := find_mismatch(job, group)) is not None
-    ]
+    found = find_mismatches(job)
     found.sort(key=lambda m: _created(job, m.rows[0]))
     differing: list[Finding] = []
     outlived: list[Finding] = []

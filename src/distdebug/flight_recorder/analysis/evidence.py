@@ -80,7 +80,7 @@ def record_evidence(
         job.membership.by_code[rank][int(e.group[row])]
     ]
     seq = e.p2p_seq[row] if operation.is_p2p else e.seq[row]
-    where = user_location(job.dumps.frames(rank, [row])[0])
+    where = user_location(job.stack(rank, row))
     return Evidence(
         kind="dump",
         source=dump.path,

@@ -4,9 +4,12 @@ What is known about the job, computed once for all questions?
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Iterable
+
 import attrs
 
-from ..columns import Dumps
+from ..columns import Dumps, Frame
 from .membership import Membership, find_groups
 from .operations import Operation, Signatures
 from .p2p import Channel, find_channels
@@ -15,6 +18,8 @@ from .streams import Stream, collective_streams
 
 
 __all__ = ["Job", "survey"]
+
+Stack = tuple[Frame, ...]
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -40,6 +45,7 @@ class Job:
     states: list[GroupState]
     channels: list[Channel]
     _streams: dict[int, dict[int, Stream]] = attrs.field(factory=dict)
+    _stacks: dict[tuple[int, int], Stack] = attrs.field(factory=dict)
 
     def stream(self, rank: int, group: int) -> Stream | None:
         """
@@ -61,6 +67,28 @@ class Job:
         """
         op = int(self.dumps[rank].entries.op[row])
         return self.signatures.operations[op]
+
+    def stack(self, rank: int, row: int) -> Stack:
+        """
+        Where one record of one rank was made, innermost line first.
+        """
+        self.read_stacks([(rank, row)])
+        return self._stacks[rank, row]
+
+    def read_stacks(self, places: Iterable[tuple[int, int]]) -> None:
+        """
+        Read at once, which is much faster, what is asked for one by one later.
+
+        Args:
+            places: Ranks and the positions of their records.
+        """
+        wanted: dict[int, list[int]] = defaultdict(list)
+        for rank, row in dict.fromkeys(places):
+            if (rank, row) not in self._stacks:
+                wanted[rank].append(row)
+        for rank, stacks in self.dumps.frames_of(wanted).items():
+            keys = ((rank, row) for row in wanted[rank])
+            self._stacks.update(zip(keys, stacks, strict=True))
 
 
 def survey(dumps: Dumps) -> Job:

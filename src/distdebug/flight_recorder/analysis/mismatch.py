@@ -28,7 +28,7 @@ from .shift import (
 from .streams import Stream
 
 
-__all__ = ["Mismatch", "find_mismatch"]
+__all__ = ["Mismatch", "find_mismatches"]
 
 
 _INFERRED = {Cause.SKIPPED_COLLECTIVE, Cause.EXTRA_COLLECTIVE}
@@ -91,21 +91,32 @@ class _Meeting:
         """
         The stack with which a rank made its call, innermost line first.
         """
-        return self.job.dumps.frames(rank, [self.rows[rank]])[0]
+        return self.job.stack(rank, self.rows[rank])
 
 
-def find_mismatch(job: Job, group: int) -> Mismatch | None:
+def find_mismatches(job: Job) -> list[Mismatch]:
     """
     Find the first call in which the members of a group differ.
 
     Args:
         job: What is known about the job.
 
-        group: The group, as index.
-
     Returns:
-        The difference; ``None`` if there is none.
+        One difference for each group that has any.
     """
+    groups = range(len(job.states))
+    found = [x for g in groups if (x := _first_difference(job, g)) is not None]
+    job.read_stacks(
+        (ranks[0], at.rows[ranks[0]])
+        for at, kinds in found
+        for _, ranks in kinds[:2]
+    )
+    return [_judge(at, kinds) for at, kinds in found]
+
+
+def _first_difference(
+    job: Job, group: int
+) -> tuple[_Meeting, list[tuple[Call, list[int]]]] | None:
     state = job.states[group]
     if not len(state.suspects):
         return None
@@ -119,7 +130,7 @@ def find_mismatch(job: Job, group: int) -> Mismatch | None:
         rows = _rows_at(streams, seq)
         kinds = _kinds(rows, job)
         if len(kinds) > 1:
-            return _judge(_Meeting(group, seq, rows, streams, job), kinds)
+            return _Meeting(group, seq, rows, streams, job), kinds
 
     return None
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import prod
+from typing import NamedTuple
 
 import numpy as np
 
@@ -56,8 +57,36 @@ def find_pair_mismatches(
         np.int64,
     )
     found = [_compare_channel(job, c, numel) for c in job.channels]
-    found += [_compare_all_to_all(job, c) for c in calls if not c.p2p]
-    return [f for f in found if f is not None]
+    transfers = [t for t in found if t is not None]
+    job.read_stacks(place for t in transfers for place in t.places)
+    uneven = [_compare_all_to_all(job, c) for c in calls if not c.p2p]
+    return [
+        *(_channel_finding(job, t) for t in transfers),
+        *(f for f in uneven if f is not None),
+    ]
+
+
+class _Transfer(NamedTuple):
+    """
+    The first transfer of a channel whose ends disagree.
+
+    Attributes:
+        channel: Between whom.
+
+        places: Ranks and positions of their records, the sender's first.
+
+        sent: How many elements are sent.
+
+        got: How many are expected.
+
+        culprits: Who departs from its habit, or both.
+    """
+
+    channel: Channel
+    places: tuple[tuple[int, int], tuple[int, int]]
+    sent: int
+    got: int
+    culprits: tuple[int, ...]
 
 
 def _total(sizes: Iterable[tuple[int, ...]]) -> int:
@@ -67,7 +96,7 @@ def _total(sizes: Iterable[tuple[int, ...]]) -> int:
 
 def _compare_channel(
     job: Job, c: Channel, numel: NDArray[np.int64]
-) -> Finding | None:
+) -> _Transfer | None:
     if c.send is None or c.recv is None:
         return None
 
@@ -79,24 +108,31 @@ def _compare_channel(
         return None
 
     k = int(differs[0])
-    culprits = _odd_ones(c, sent, got, k)
+    return _Transfer(
+        channel=c,
+        places=((c.source, int(a[k])), (c.target, int(b[k]))),
+        sent=int(sent[k]),
+        got=int(got[k]),
+        culprits=_odd_ones(c, sent, got, k),
+    )
+
+
+def _channel_finding(job: Job, t: _Transfer) -> Finding:
+    c, (_, row) = t.channel, t.places[0]
     return Finding(
         cause=Cause.SIZE_MISMATCH,
-        ranks=culprits,
-        summary=f"rank {c.source} sends {sent[k]:,} elements to rank "
-        f"{c.target}, which expects {got[k]:,}",
-        confidence="certain" if len(culprits) == 1 else "possible",
+        ranks=t.culprits,
+        summary=f"rank {c.source} sends {t.sent:,} elements to rank "
+        f"{c.target}, which expects {t.got:,}",
+        confidence="certain" if len(t.culprits) == 1 else "possible",
         remedy=_REMEDY,
         group=job.membership.groups[c.group].ref,
         collective=CollectiveRef(
             op="send",
-            seq=int(job.dumps[c.source].entries.p2p_seq[a[k]]),
+            seq=int(job.dumps[c.source].entries.p2p_seq[row]),
             p2p=True,
         ),
-        evidence=(
-            record_evidence(job, c.source, int(a[k])),
-            record_evidence(job, c.target, int(b[k])),
-        ),
+        evidence=tuple(record_evidence(job, *place) for place in t.places),
     )
 
 

@@ -156,14 +156,17 @@ def _evidence(
     job: Job, root: Root, calls: Sequence[StuckCall]
 ) -> Iterable[Evidence]:
     waiting = [next(iter(calls[i].waiting.items())) for i in root.calls[:4]]
+    dumps = [job.dumps.by_rank.get(rank) for rank in root.ranks[:4]]
+    last = [
+        (dump.rank, int(dump.entries.record_id.argmax()))
+        for dump in dumps
+        if dump is not None and len(dump.entries)
+    ]
+    job.read_stacks([*waiting, *last])
     for rank, row in waiting:
         yield record_evidence(job, rank, row)
-    for rank in root.ranks[:4]:
-        dump = job.dumps.by_rank.get(rank)
-        if dump is not None and len(dump.entries):
-            row = int(dump.entries.record_id.argmax())
-            if (rank, row) in waiting:
-                continue
+    for rank, row in last:
+        if (rank, row) not in waiting:
             yield record_evidence(job, rank, row, what="last on record: ")
 
 

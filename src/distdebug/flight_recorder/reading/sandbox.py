@@ -20,7 +20,7 @@ import sys
 import time
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor, as_completed
 from contextlib import suppress
 from io import FileIO
@@ -31,6 +31,9 @@ from .decode import LENGTHS, Message, pack
 
 
 __all__ = ["TIME_LIMIT_S", "decode_batch", "decode_files", "decode_frames"]
+
+# Positions of records by file, whose stacks are wanted instead of columns.
+Rows = Mapping[str, Sequence[int]]
 
 # A file of 20,000 records takes 50 milliseconds.
 TIME_LIMIT_S = 60.0
@@ -81,9 +84,7 @@ def decode_files(
     if executor is not None:
         return _decode_elsewhere(paths, executor, time_limit_s)
 
-    # A child takes as long to start as it takes to decode a few files.
-    children = min(_cores(), -(-len(paths) // 4))
-    return _decode(paths, {}, children, time_limit_s)
+    return _decode(paths, {}, _children(paths), time_limit_s)
 
 
 def decode_batch(
@@ -98,17 +99,26 @@ def decode_batch(
 
 
 def decode_frames(
-    path: str, rows: Sequence[int], time_limit_s: float = TIME_LIMIT_S
-) -> Message:
+    wanted: Rows, time_limit_s: float = TIME_LIMIT_S
+) -> Iterator[tuple[str, Message]]:
     """
-    Read the stacks of some records of a file.
+    Read the stacks of some records of some files.
 
-    Returns:
-        A message with *frames*, or a failure.
+    Args:
+        wanted: Positions of records, by file.
+
+        time_limit_s: How long one file may take, in seconds.
+
+    Yields:
+        Each file with a message with *frames*, or a failure.
     """
-    extra = {"rows": [int(row) for row in rows]}
-    ((_, message),) = _decode([path], extra, 1, time_limit_s)
-    return message
+    paths = list(wanted)
+    return _decode(paths, wanted, _children(paths), time_limit_s)
+
+
+def _children(paths: Sequence[str]) -> int:
+    # A child takes as long to start as it takes to decode a few files.
+    return min(_cores(), -(-len(paths) // 4))
 
 
 def _cores() -> int:
@@ -142,7 +152,7 @@ def _decode_elsewhere(
 
 def _decode(
     paths: Sequence[str],
-    extra: dict[str, Any],
+    wanted: Rows,
     children: int,
     time_limit_s: float,
 ) -> Iterator[tuple[str, Message]]:
@@ -156,7 +166,7 @@ def _decode(
             while todo or crew:
                 while todo and len(crew) < children:
                     try:
-                        crew.append(_Child(extra, time_limit_s))
+                        crew.append(_Child(wanted, time_limit_s))
                     except OSError as exc:
                         reason = f"no process could be started for it: {exc}"
                         yield todo.popleft(), _failure(reason)
@@ -208,12 +218,12 @@ class _Child:
         failure: Why it answers no more.
     """
 
-    def __init__(self, extra: dict[str, Any], limit_s: float) -> None:
+    def __init__(self, wanted: Rows, limit_s: float) -> None:
         self.asked: deque[str] = deque()
         self.limit_s = limit_s
         self.deadline = time.monotonic() + limit_s
         self.failure: str | None = None
-        self._extra = extra
+        self._wanted = wanted
         self._inbox = _Inbox()
         self._answered: list[Message] = []
         self._process = subprocess.Popen(
@@ -249,12 +259,14 @@ class _Child:
             path = todo.popleft()
             self.asked.append(path)
             # One character per byte: the child may see names differently.
-            request = {"path": os.fsencode(path).decode("latin-1")}
+            request: dict[str, Any] = {
+                "path": os.fsencode(path).decode("latin-1")
+            }
+            if path in self._wanted:
+                request["rows"] = [int(row) for row in self._wanted[path]]
             # If it is dead, that shows when its answer is awaited.
             with suppress(BrokenPipeError):
-                self._process.stdin.write(
-                    json.dumps(request | self._extra).encode() + b"\n"
-                )
+                self._process.stdin.write(json.dumps(request).encode() + b"\n")
 
     def receive(self) -> None:
         """
