@@ -13,7 +13,8 @@ it.  Every number is measured in a fresh process, on the same files.
 * Slopes are the exponents of time over ranks: 1 is linear.
 
 ``--torchfrtrace RANKS`` compares with torch's own tool up to so many ranks,
-``--ray`` reads through a Ray cluster of two nodes that is started here.
+``--ray`` reads through a Ray cluster of two nodes that is started here,
+``--uneven`` gives every third call sizes that no other has.
 """
 
 from __future__ import annotations
@@ -116,7 +117,12 @@ def main() -> None:
     last_ranks = 0
     for ranks in options.ranks:
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-            size = write_dumps(Path(folder), ranks, entries=options.entries)
+            size = write_dumps(
+                Path(folder),
+                ranks,
+                entries=options.entries,
+                uneven=options.uneven,
+            )
             got = measure_all(folder, ranks, options)
         print_row(ranks, size, got, last_ranks, last)
         last, last_ranks = got, ranks
@@ -135,6 +141,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--folder", help="where dumps are put for a while")
     parser.add_argument("--torchfrtrace", type=int, default=0, metavar="RANKS")
     parser.add_argument("--ray", action="store_true")
+    parser.add_argument("--uneven", action="store_true")
     return parser.parse_args()
 
 

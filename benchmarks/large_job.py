@@ -17,7 +17,7 @@ from __future__ import annotations
 import struct
 import time
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -40,6 +40,8 @@ BAD_STAGE = 3
 BAD_PART = 5
 
 LAYERS = 24
+# Stands for a size, and takes two bytes.
+ANY_SIZE = 54_321
 # A time in a pickle: how many bytes follow, then the number.
 _TIME = b"\x8a\x08"
 _BEFORE_RECORDS = b"X\x07\x00\x00\x00entries"
@@ -55,7 +57,12 @@ def culprit_of(ranks: int) -> int:
 
 
 def write_dumps(
-    folder: Path, ranks: int, *, entries: int = 2000, frames: int = 12
+    folder: Path,
+    ranks: int,
+    *,
+    entries: int = 2000,
+    frames: int = 12,
+    uneven: bool = False,
 ) -> float:
     """
     Write the dumps of a job of which one rank is stuck.
@@ -69,6 +76,9 @@ def write_dumps(
 
         frames: How deep their stacks are.
 
+        uneven: Whether every third call is an all-to-all with sizes that no
+            other call has, as in a mixture of experts.
+
     Returns:
         Their size in MB.
     """
@@ -76,7 +86,7 @@ def write_dumps(
         msg = f"the number of ranks has to be a multiple of {REPLICA}"
         raise ValueError(msg)
 
-    made = _templates(entries, frames)
+    made = _templates(entries, _Small(frames, uneven=uneven))
     replicas = ranks // REPLICA
     groups = _Groups(replicas)
     rng = np.random.default_rng(0)
@@ -153,6 +163,8 @@ class _Template(NamedTuple):
         places: Where times are in the records.
 
         times: Those times.
+
+        sizes: Where sizes are in the records that no other call has.
     """
 
     head: bytes
@@ -160,6 +172,7 @@ class _Template(NamedTuple):
     records: bytes
     places: NDArray[np.int64]
     times: NDArray[np.int64]
+    sizes: NDArray[np.int64]
 
     def fill(
         self, groups: list[tuple[str, str]], rng: np.random.Generator
@@ -174,20 +187,27 @@ class _Template(NamedTuple):
         records = np.frombuffer(self.records, np.uint8).copy()
         late = rng.integers(0, 300_000, len(self.times))
         clock = int(rng.normal(0, 5_000_000))
-        own = (self.times + late + clock).astype("<i8")
-        at = self.places[:, None] + np.arange(8)
-        records[at] = own.view(np.uint8).reshape(-1, 8)
+        _put(records, self.places, (self.times + late + clock).astype("<i8"))
+        size = rng.integers(1 << 8, 1 << 16, len(self.sizes), dtype="<u2")
+        _put(records, self.sizes, size)
         return head + records.tobytes()
 
 
+def _put(
+    data: NDArray[np.uint8], places: NDArray[np.int64], numbers: NDArray
+) -> None:
+    width = numbers.itemsize
+    at = places[:, None] + np.arange(width)
+    data[at] = numbers.view(np.uint8).reshape(-1, width)
+
+
 def _templates(
-    entries: int, frames: int
+    entries: int, small: _Small
 ) -> dict[tuple[int, bool, bool], _Template]:
     """
     A dump of each kind of rank: by stage, whether its replica is the bad one,
     and whether it is the culprit.
     """
-    small = _Small(frames)
     while len(small.job.records[0]) <= entries * 1.1:
         small.step(is_last=False)
     small.step(is_last=True)
@@ -207,7 +227,7 @@ class _Small:
     A job of two parts, two replicas, and all stages.
     """
 
-    def __init__(self, frames: int) -> None:
+    def __init__(self, frames: int, *, uneven: bool) -> None:
         self.rank = {
             (stage, replica, part): part + 2 * (replica + 2 * stage)
             for stage in range(STAGES)
@@ -218,6 +238,16 @@ class _Small:
         self.job = SimulatedJob(
             len(self.rank), started=time.time() - 4000, stack_depth=frames
         )
+        part, whole, any_size = (
+            [[512, 1, 1024]],
+            [[4096, 1, 1024]],
+            [[ANY_SIZE, 1024]],
+        )
+        self.layer = [
+            ("_all_gather_base", part, whole),
+            *([("all_to_all", any_size, any_size)] if uneven else ()),
+            ("_reduce_scatter_base", whole, part),
+        ]
         self.rows = self._groups("tp", lambda s, r, _: (s, r))
         self.pipes = self._groups("pp", lambda _, r, p: (r, p))
         self.copies = self._groups("dp", lambda s, _, p: (s, p))
@@ -301,12 +331,8 @@ class _Small:
             self.job.recv(b, a, pipe, sizes=sizes, dtype="BFloat16")
 
     def _layer(self, row: SimulatedGroup, ranks=None) -> None:
-        part, whole = [[512, 1, 1024]], [[4096, 1, 1024]]
-        kinds = (
-            ("_all_gather_base", part, whole),
-            ("_reduce_scatter_base", whole, part),
-        )
-        for op, sizes, output_sizes in kinds[: None if ranks is None else 1]:
+        calls = self.layer if ranks is None else self.layer[:1]
+        for op, sizes, output_sizes in calls:
             self.job.collective(
                 op,
                 row,
@@ -329,7 +355,10 @@ def _template(
     times = np.array(
         [struct.unpack_from("<q", records, at)[0] for at in places]
     )
-    return _Template(head, names, records, places, times)
+    sizes = np.array(
+        [at + 1 for at in _finds(records, _number(ANY_SIZE))], np.int64
+    )
+    return _Template(head, names, records, places, times, sizes)
 
 
 def _places_of_times(records: bytes) -> NDArray[np.int64]:
@@ -337,14 +366,23 @@ def _places_of_times(records: bytes) -> NDArray[np.int64]:
     Where eight bytes hold a moment of today, roughly.
     """
     places = []
-    at = records.find(_TIME)
-    while at >= 0:
+    for at in _finds(records, _TIME):
         # The same two bytes are part of other numbers, too.
         number = struct.unpack_from("<q", records, at + len(_TIME))[0]
         if abs(number / 1e9 - time.time()) < 1e6:
             places.append(at + len(_TIME))
-        at = records.find(_TIME, at + 1)
     return np.array(places)
+
+
+def _finds(data: bytes, wanted: bytes) -> Iterator[int]:
+    at = data.find(wanted)
+    while at >= 0:
+        yield at
+        at = data.find(wanted, at + 1)
+
+
+def _number(value: int) -> bytes:
+    return b"M" + struct.pack("<H", value)
 
 
 def _text(value: str) -> bytes:
