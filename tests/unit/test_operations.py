@@ -166,9 +166,9 @@ class TestSignatures:
 
         assert a == b
 
-    def test_learns(self):
+    def test_stays(self):
         """
-        A signature stays the same when others come to be known.
+        A signature is the same whatever it is asked for together with.
         """
         signatures = Signatures(
             ["a:x", "a:y", "a:z"], [shape((1,)), shape((2,))]

@@ -37,6 +37,9 @@ _UNEVEN = re.compile(
 )
 
 
+_SPREAD, _MASK = np.uint64(0x9E3779B97F4A7C15), np.uint64((1 << 62) - 1)
+
+
 @attrs.frozen(kw_only=True)
 class Operation:
     """
@@ -144,12 +147,19 @@ class Signatures:
 
     def __init__(self, ops: Sequence[str], shapes: Sequence[Shape]) -> None:
         self.operations = [parse_operation(op) for op in ops]
-        self._amounts = [_amount(shape) for shape in shapes]
-        self._width = max(len(shapes), 1)
         self._columns: dict[str, NDArray[np.bool_]] = {}
-        self._codes: dict[object, int] = {}
-        self._keys = np.empty(0, np.int64)
-        self._values = np.empty(0, np.int64)
+        names: dict[str, int] = {}
+        amounts: dict[object, int] = {}
+        self._name = np.array(
+            [names.setdefault(op.name, len(names)) for op in self.operations],
+            np.int64,
+        )
+        # 0 is for operations that may pass different amounts.
+        self._amount = np.array(
+            [amounts.setdefault(_amount(s), len(amounts) + 1) for s in shapes],
+            np.int64,
+        )
+        self._width = len(amounts) + 1
 
     def column(self, attribute: str) -> NDArray[np.bool_]:
         """
@@ -171,31 +181,11 @@ class Signatures:
         """
         The signatures of records, as integers without further meaning.
         """
-        keys = op.astype(np.int64) * self._width + shape
-        at = np.searchsorted(self._keys, keys)
-        at[at == len(self._keys)] = 0
-        if not len(self._keys) or (self._keys[at] != keys).any():
-            self._learn(np.unique(keys))
-            at = np.searchsorted(self._keys, keys)
-        return self._values[at]
-
-    def _learn(self, keys: NDArray[np.int64]) -> None:
-        new = np.setdiff1d(keys, self._keys)
-        values = np.array([self._code(int(k)) for k in new], np.int64)
-        both = np.concatenate([self._keys, new])
-        order = np.argsort(both)
-        self._keys = both[order]
-        self._values = np.concatenate([self._values, values])[order]
-
-    def _code(self, key: int) -> int:
-        op, shape = divmod(key, self._width)
-        operation = self.operations[op]
-        amount = self._amounts[shape] if operation.is_even else None
-        code = self._codes.setdefault(
-            (operation.name, amount), len(self._codes) + 1
-        )
+        is_even = self.column("is_even")[op]
+        amount = np.where(is_even, self._amount[shape], 0)
+        code = (self._name[op] * self._width + amount + 1).astype(np.uint64)
         # Spread, so that the sum over a batch tells sets of calls apart.
-        return (code * 0x9E3779B97F4A7C15) % 2**62
+        return (code * _SPREAD & _MASK).astype(np.int64)
 
 
 def count_elements(sizes: Iterable[tuple[int, ...]]) -> int:
