@@ -10,9 +10,13 @@ it.  Every number is measured in a fresh process, on the same files.
   is both, and looks for whatever else lies there; ``report`` writes the page
   of a diagnosis.
 * The memory is that of ``diagnose`` and of all its children, at its peak.
-* Slopes are the exponents of time over ranks: 1 is linear.
+* ``CPU s`` is what ``diagnose`` takes of all processors, which tells more than
+  seconds where a machine is busy with other work, too.
+* Slopes are the exponents of these, and of the time of the page, over ranks: 1
+  is linear.
 
-``--torchfrtrace RANKS`` compares with torch's own tool up to so many ranks,
+``--torchfrtrace RANKS`` compares with torch's own tool up to so many ranks (how
+many times faster we are, is that of seconds of processors),
 ``--ray`` reads through a Ray cluster of two nodes that is started here,
 ``--uneven`` gives every third call sizes that no other has.
 """
@@ -102,7 +106,7 @@ assert len(dumps) == int(sys.argv[2]) and not dumps.problems, dumps.problems
 
 HEADS = (
     *("ranks", "GB", *(f"{name} s" for name in STEPS)),
-    *("slope", "report slope", "peak MB", "kB/rank", "report MB"),
+    *("CPU s", "slope", "report slope", "peak MB", "kB/rank", "report MB"),
     *("frtrace s", "faster", "Ray s"),
 )
 
@@ -136,6 +140,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument(
         "--ranks", type=int, nargs="+", default=[256, 1024, 4096]
     )
+    parser.add_argument(
+        "--steps", choices=STEPS, nargs="+", default=list(STEPS)
+    )
     parser.add_argument("--entries", type=int, default=2000)
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--folder", help="where dumps are put for a while")
@@ -151,7 +158,7 @@ def measure_all(
     """
     What every step takes.
     """
-    programs = dict(STEPS)
+    programs = {name: STEPS[name] for name in options.steps}
     if ranks <= options.torchfrtrace:
         programs["torch"] = TORCH
     if options.ray:
@@ -175,29 +182,30 @@ def print_row(
     Print what one size took, beside the size before.
     """
     nothing = Measured(math.nan, math.nan)
-    memory = got["diagnose"].tree_mb
+    now = {name: got.get(name, nothing) for name in (*STEPS, "torch", "Ray")}
+    memory = now["diagnose"].tree_mb
     before = last.get("diagnose", nothing).tree_mb
     more = 1000 * (memory - before) / (ranks - last_ranks)
-    ours = got["read"].seconds + got["analyse"].seconds
-    torch = got.get("torch", nothing).seconds
+    torch = now["torch"].cpu_s / now["diagnose"].cpu_s
     slopes = [
-        slope(
-            (last_ranks, last[name].seconds) if last else None,
-            (ranks, got[name].seconds),
+        slope((last_ranks, a), (ranks, b)) if last else math.nan
+        for a, b in (
+            (last.get("diagnose", nothing).cpu_s, now["diagnose"].cpu_s),
+            (last.get("report", nothing).seconds, now["report"].seconds),
         )
-        for name in ("diagnose", "report")
     ]
     print(
         f"{ranks:12,}",
         f"{size / 1000:12.2f}",
-        *(f"{got[name].seconds:12.2f}" for name in STEPS),
+        *(f"{now[name].seconds:12.2f}" for name in STEPS),
+        f"{now['diagnose'].cpu_s:12.2f}",
         *(f"{s:12.2f}" for s in slopes),
         f"{memory:12.0f}",
         f"{more:12.0f}",
-        f"{got['report'].tree_mb:12.0f}",
+        f"{now['report'].tree_mb:12.0f}",
+        f"{now['torch'].seconds:12.1f}",
         f"{torch:12.1f}",
-        f"{torch / ours:12.1f}",
-        f"{got.get('Ray', nothing).seconds:12.2f}",
+        f"{now['Ray'].seconds:12.2f}",
         flush=True,
     )
 

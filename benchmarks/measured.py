@@ -23,12 +23,15 @@ __all__ = ["Measured", "best_of", "measure", "slope"]
 
 _HEADER = "import json, sys, time\n"
 _FOOTER = """
-import pathlib, re
+import pathlib, re, resource
+used = [resource.getrusage(who) for who in (
+    resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+cpu_s = sum(u.ru_utime + u.ru_stime for u in used)
 # The peak that getrusage() knows is inherited from the parent process.
 status = pathlib.Path("/proc/self/status")
 text = status.read_text() if status.exists() else "VmHWM: 0"
 peak = int(re.search(r"VmHWM:\\s+(\\d+)", text)[1]) / 1024
-print(json.dumps([seconds, peak]), file=sys.__stdout__)
+print(json.dumps([seconds, peak, cpu_s]), file=sys.__stdout__)
 """
 _SAMPLE_S = 0.05
 
@@ -42,12 +45,16 @@ class Measured(NamedTuple):
 
         peak_mb: The most memory of its own process.
 
+        cpu_s: The seconds of processors that it and its children used, from
+            the start of Python on.
+
         tree_mb: The most memory of it and all of its children at once, as far
             as samples tell; what they share counts for each.
     """
 
     seconds: float
     peak_mb: float
+    cpu_s: float = math.nan
     tree_mb: float = math.nan
 
 
@@ -92,8 +99,8 @@ def measure(program: str, *arguments: object) -> Measured:
     if process.returncode:
         sys.exit(f"{program}\n{complaints}")
 
-    seconds, peak = json.loads(output.splitlines()[-1])
-    return Measured(seconds, peak, max([peak, *samples]))
+    seconds, peak, cpu_s = json.loads(output.splitlines()[-1])
+    return Measured(seconds, peak, cpu_s, max([peak, *samples]))
 
 
 def slope(

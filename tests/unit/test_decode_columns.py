@@ -61,9 +61,10 @@ class TestTabulate:
         assert all(map(math.isnan, columns["duration_ms"]))
         assert [0, 1, 0] == columns["shape"]
         assert [
-            ([[2, 3]], ["Float"], [[2, 3]], ["Float"]),
-            ([[2]], ["Float"], [[4]], ["Float"]),
+            '[[[2,3]],["Float"],[[2,3]],["Float"]]',
+            '[[[2]],["Float"],[[4]],["Float"]]',
         ] == tables["shapes"]
+        assert [[6, 2], [6, 4]] == tables["elements"]
         assert [
             ("0", "default_pg", 0, "nccl:all_reduce", 2, True, False, 600000),
             ("1", "tp", 1, "nccl:all_gather", 2, True, False, 600000),

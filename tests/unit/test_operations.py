@@ -9,10 +9,10 @@ import pytest
 
 from distdebug.flight_recorder.analysis.operations import (
     Signatures,
-    count_elements,
     parse_operation,
 )
 from distdebug.flight_recorder.columns import Shape
+from distdebug.flight_recorder.reading.sizes import count_elements
 
 
 def shape(sizes, outputs=None, dtype="Float"):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 
+import attrs
 import numpy as np
 import pytest
 
@@ -210,7 +211,9 @@ class TestDevice:
                     for r, other in zip(records, job.records[0], strict=True)
                 ]
         dumps = dumps_of(job, timed=True)
-        dumps[2].entries.duration_ms[:] = 0.5
+        entries = dumps[2].entries
+        slow = attrs.evolve(entries, duration_ms=np.full(len(entries), 0.5))
+        dumps.by_rank[2] = attrs.evolve(dumps[2], entries=slow)
 
         cause, ranks, summary = verdict_of(dumps)
 

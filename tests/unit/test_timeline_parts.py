@@ -248,7 +248,10 @@ class TestEnds:
         job.collective("all_reduce")
         dumps = _read(tmp_path / "d", job, ["a", "a"])
         entries = dumps[0].entries
-        entries.completed_ns[:] = entries.created_ns + 5 * 10**9
+        late = attrs.evolve(
+            entries, completed_ns=entries.created_ns + 5 * 10**9
+        )
+        dumps.by_rank[0] = attrs.evolve(dumps[0], entries=late)
 
         write_timeline(dumps, tmp_path / "t.json")
 

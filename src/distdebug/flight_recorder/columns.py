@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from .._showing import Block, Shown, Table
 from ..findings import Missing
 from ..findings.text import missing_block
+from .shapes import Shape, Shapes, as_shapes
 from .sidecar import Sidecar
 
 
@@ -37,18 +38,6 @@ __all__ = [
 ]
 
 SCHEDULED, STARTED, COMPLETED = 0, 1, 2
-
-
-@attrs.frozen
-class Shape:
-    """
-    What went in and out of a call: sizes and types of its tensors.
-    """
-
-    input_sizes: tuple[tuple[int, ...], ...]
-    input_dtypes: tuple[str, ...]
-    output_sizes: tuple[tuple[int, ...], ...]
-    output_dtypes: tuple[str, ...]
 
 
 @attrs.frozen
@@ -246,7 +235,7 @@ class Dumps(Shown):
     by_rank: Mapping[int, RankDump]
     groups: tuple[tuple[str, str], ...]
     ops: tuple[str, ...]
-    shapes: tuple[Shape, ...]
+    shapes: Shapes = attrs.field(converter=as_shapes)
     sidecars: Mapping[int, Sidecar] = attrs.field(factory=dict)
     problems: tuple[Missing, ...] = ()
     world_size: int | None = None

@@ -4,7 +4,14 @@ Which calls did each rank make, one by one?
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Sequence,
+)
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import attrs
@@ -14,9 +21,17 @@ from .._text import clean
 from .columns import COMPLETED, STARTED, Dumps, Frame, RankDump, Shape
 
 
-__all__ = ["EntryRow", "entry_rows", "shape_texts", "state_text"]
+__all__ = [
+    "EntryRow",
+    "entry_rows",
+    "shape_texts",
+    "shape_words",
+    "state_text",
+]
 
 _MOST_FRAMES = 64
+
+_MOST_KEPT = 10_000
 
 
 @attrs.frozen(kw_only=True)
@@ -110,7 +125,7 @@ def entry_rows(
     words = _Words(
         groups=[(clean(name), clean(desc)) for name, desc in names],
         ops=[clean(op) for op in dumps.ops],
-        shapes=[shape_texts(shape) for shape in dumps.shapes],
+        shape=shape_words(dumps.shapes),
     )
     for dump in dumps:
         if ranks is not None and dump.rank not in ranks:
@@ -131,7 +146,7 @@ class _Words(NamedTuple):
 
     groups: Sequence[tuple[str, str]]
     ops: Sequence[str]
-    shapes: Sequence[tuple[str, str]]
+    shape: Callable[[int], tuple[str, str]]
 
 
 def _row(
@@ -139,7 +154,7 @@ def _row(
 ) -> EntryRow:
     e = dump.entries
     group, desc = words.groups[e.group[row]]
-    inputs, outputs = words.shapes[e.shape[row]]
+    inputs, outputs = words.shape(int(e.shape[row]))
     is_p2p = bool(e.is_p2p[row])
     created, completed = int(e.created_ns[row]), int(e.completed_ns[row])
     return EntryRow(
@@ -177,6 +192,21 @@ def state_text(state: int, *, retired: bool) -> str:
         return "returned"
 
     return "started" if state == STARTED else "scheduled"
+
+
+def shape_words(
+    shapes: Sequence[Shape],
+) -> Callable[[int], tuple[str, str]]:
+    """
+    Put shapes into words, one at a time, as there may be millions.
+
+    Args:
+        shapes: What records refer to.
+
+    Returns:
+        What `shape_texts` returns for a code.
+    """
+    return lru_cache(_MOST_KEPT)(lambda code: shape_texts(shapes[code]))
 
 
 def shape_texts(shape: Shape) -> tuple[str, str]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 import attrs
 
 from ..columns import Shape
-from .operations import Operation, count_elements
+from ..reading.sizes import count_elements
+from .operations import Operation
 
 
 __all__ = ["Call", "describe_call"]

@@ -16,7 +16,7 @@ import attrs
 
 from ...findings import GroupRef
 from ..columns import Dumps, GroupStatus, RankDump, Shape
-from .operations import count_elements
+from ..reading.sizes import count_elements
 
 
 __all__ = ["Group", "Membership", "find_groups", "group_status"]

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import re
 
-from collections.abc import Iterable, Sequence
-from math import prod
+from collections.abc import Sequence
+from typing import Any
 
 import attrs
 import numpy as np
 
 from numpy.typing import NDArray
 
-from ..columns import Shape
+from ..shapes import Shape, as_shapes
 
 
-__all__ = ["Operation", "Signatures", "count_elements", "parse_operation"]
+__all__ = ["Operation", "Signatures", "parse_operation"]
 
 _PEER = re.compile(r"(send|recv) (\d+)(->|<-)(\d+)", re.ASCII)
 
@@ -149,17 +149,14 @@ class Signatures:
         self.operations = [parse_operation(op) for op in ops]
         self._columns: dict[str, NDArray[np.bool_]] = {}
         names: dict[str, int] = {}
-        amounts: dict[object, int] = {}
         self._name = np.array(
             [names.setdefault(op.name, len(names)) for op in self.operations],
-            np.int64,
+            np.uint64,
         )
-        # 0 is for operations that may pass different amounts.
-        self._amount = np.array(
-            [amounts.setdefault(_amount(s), len(amounts) + 1) for s in shapes],
-            np.int64,
-        )
-        self._width = len(amounts) + 1
+        # What has to be equal: a communication library sees counts, not
+        # shapes.  Hashed, because there may be millions.
+        known = as_shapes(shapes)
+        self._amount = _mixed(*known.elements.T, known.types)
 
     def column(self, attribute: str) -> NDArray[np.bool_]:
         """
@@ -182,26 +179,18 @@ class Signatures:
         The signatures of records, as integers without further meaning.
         """
         is_even = self.column("is_even")[op]
-        amount = np.where(is_even, self._amount[shape], 0)
-        code = (self._name[op] * self._width + amount + 1).astype(np.uint64)
+        amount = np.where(is_even, self._amount[shape], np.uint64(0))
         # Spread, so that the sum over a batch tells sets of calls apart.
-        return (code * _SPREAD & _MASK).astype(np.int64)
+        return (_mixed(self._name[op], amount) & _MASK).astype(np.int64)
 
 
-def count_elements(sizes: Iterable[tuple[int, ...]]) -> int:
+def _mixed(*numbers: NDArray[Any]) -> NDArray[np.uint64]:
     """
-    How many elements do these tensors have together?
+    One number for each row that is equal where all of them are.
     """
-    return sum(map(prod, sizes))
-
-
-def _amount(shape: Shape) -> tuple[object, ...]:
-    """
-    What has to be equal: a communication library sees counts, not shapes.
-    """
-    return (
-        count_elements(shape.input_sizes),
-        frozenset(shape.input_dtypes),
-        count_elements(shape.output_sizes),
-        frozenset(shape.output_dtypes),
-    )
+    mixed = np.zeros(len(numbers[0]), np.uint64)
+    for column in numbers:
+        mixed = (mixed ^ column.astype(np.uint64)) * _SPREAD
+        # The upper bits depend on all below them.
+        mixed ^= mixed >> np.uint64(32)
+    return mixed

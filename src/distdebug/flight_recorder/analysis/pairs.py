@@ -9,7 +9,7 @@ departs from its own habit is the one to look at.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -22,7 +22,6 @@ from ...ranks import ranks_text
 from ..columns import Shape
 from .evidence import record_evidence
 from .job import Job
-from .operations import count_elements
 from .p2p import Channel, Side
 from .stuck import StuckCall
 
@@ -48,14 +47,7 @@ def find_pair_mismatches(
     Returns:
         One finding for each pair of ranks, or all-to-all, that disagrees.
     """
-    numel = np.array(
-        [
-            [_total(s.input_sizes), _total(s.output_sizes)]
-            for s in job.dumps.shapes
-        ]
-        or np.empty((0, 2)),
-        np.int64,
-    )
+    numel = job.dumps.shapes.elements
     found = [_compare_channel(job, c, numel) for c in job.channels]
     transfers = [t for t in found if t is not None]
     job.read_stacks(place for t in transfers for place in t.places)
@@ -87,11 +79,6 @@ class _Transfer(NamedTuple):
     sent: int
     got: int
     culprits: tuple[int, ...]
-
-
-def _total(sizes: Iterable[tuple[int, ...]]) -> int:
-    # A size that does not fit is hostile; it is equal to nothing sensible.
-    return min(count_elements(sizes), 2**62)
 
 
 def _compare_channel(

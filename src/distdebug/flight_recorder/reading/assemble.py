@@ -11,6 +11,7 @@ import json
 import re
 import struct
 
+from array import array
 from typing import Any
 
 import numpy as np
@@ -19,11 +20,13 @@ from numpy.typing import NDArray
 
 from ..._text import clean
 from ...errors import DumpFormatError
-from ..columns import Entries, Frame, GroupConfig, GroupStatus, RankDump, Shape
+from ..columns import Entries, Frame, GroupConfig, GroupStatus, RankDump
+from ..shapes import Shapes
 from ..sidecar import MOST_RANKS
 from .decode import LENGTHS, Message
 from .extract import COLUMNS
 from .files import DumpFile
+from .sizes import SHAPE_TEXT
 
 
 __all__ = ["Tables", "UnusableError", "infer_rank", "parse_frames"]
@@ -66,7 +69,10 @@ class Tables:
     def __init__(self) -> None:
         self._groups: dict[tuple[str, str], int] = {}
         self._ops: dict[str, int] = {}
-        self._shapes: dict[Shape, int] = {}
+        self._shapes: dict[str, int] = {}
+        # Of each shape: elements that go in and come out, and types.
+        self._numbers = array("q")
+        self._types: dict[object, int] = {}
         self._ranks: dict[str, tuple[int, ...]] = {}
 
     @property
@@ -84,11 +90,16 @@ class Tables:
         return tuple(self._ops)
 
     @property
-    def shapes(self) -> tuple[Shape, ...]:
+    def shapes(self) -> Shapes:
         """
         The shapes.
         """
-        return tuple(self._shapes)
+        numbers = np.array(self._numbers, np.int64).reshape(-1, 3)
+        return Shapes(
+            texts=tuple(self._shapes),
+            elements=numbers[:, :2],
+            types=numbers[:, 2],
+        )
 
     def add(
         self, file: DumpFile, message: Message
@@ -158,9 +169,7 @@ class Tables:
     ) -> Entries:
         raw = _raw_columns(header["count"], message, start)
         kind = raw.pop("kind")
-        shapes = np.array(
-            [self._shape(*shape) for shape in header["shapes"]], np.int32
-        )
+        shapes = self._shape_codes(header)
         kinds = np.array(
             [self._kind(*kind) for kind in header["kinds"]], np.int64
         ).reshape(-1, 7)
@@ -192,20 +201,28 @@ class Tables:
         code = self._ops.setdefault(op, len(self._ops))
         return group, pg_id, code, state, retired, is_p2p, timeout_ms
 
-    def _shape(
-        self,
-        input_sizes: list[list[int]],
-        input_dtypes: list[str],
-        output_sizes: list[list[int]],
-        output_dtypes: list[str],
-    ) -> int:
-        shape = Shape(
-            tuple(map(tuple, input_sizes)),
-            tuple(input_dtypes),
-            tuple(map(tuple, output_sizes)),
-            tuple(output_dtypes),
+    def _shape_codes(self, header: dict[str, Any]) -> NDArray[np.int32]:
+        types = [self._type(*pair) for pair in header["dtypes"]]
+        found = zip(
+            header["shapes"], *header["elements"], header["types"], strict=True
         )
-        return self._shapes.setdefault(shape, len(self._shapes))
+        codes = []
+        for text, given, got, kind in found:
+            code = self._shapes.get(text)
+            if code is None:
+                if not SHAPE_TEXT.fullmatch(text):
+                    msg = "no shape"
+                    raise ValueError(msg)
+
+                # What does not fit fails before anything is kept of it.
+                self._numbers += array("q", (given, got, types[kind]))
+                code = self._shapes[text] = len(self._shapes)
+            codes.append(code)
+        return np.array(codes, np.int32)
+
+    def _type(self, given: list[str], got: list[str]) -> int:
+        key = frozenset(given), frozenset(got)
+        return self._types.setdefault(key, len(self._types))
 
     def _config(self, name: str, desc: str, ranks: str) -> GroupConfig:
         # A large job says the same thousands of times.

@@ -23,7 +23,8 @@ from math import nan
 from operator import itemgetter
 from typing import Any
 
-from .plain import TEXT_LIMIT, WRONG, number, sequence, text
+from .plain import TEXT_LIMIT, WRONG, number, text
+from .sizes import check_shape, describe_shapes
 
 
 __all__ = ["COLUMNS", "STATES", "frames_of", "tabulate"]
@@ -85,7 +86,7 @@ _P2P = re.compile(r"(?:^|:)(?:send|recv)\b")
 _NO_TABLES: Mapping[str, Any] = {
     "is_numbered": True,
     "kinds": [],
-    "shapes": [],
+    **describe_shapes([]),
 }
 
 
@@ -181,7 +182,7 @@ def _columns(
     tables: dict[str, Any] = {
         "is_numbered": None not in ids,
         "kinds": [_kind(*raw) for raw in kinds],
-        "shapes": [_shape(marshal.loads(raw)) for raw in shapes],  # noqa: S302
+        **describe_shapes(shapes),
     }
     found = list(ids if tables["is_numbered"] else range(len(kind)))
     columns = [
@@ -271,18 +272,8 @@ def _raw_shapes(entries: list[Entry], *, strict: bool) -> Iterator[bytes]:
     """
     shapes: Iterator[Any] = _fields(entries, *_SHAPE)
     if strict:
-        shapes = map(_shape, shapes)
+        shapes = map(check_shape, shapes)
     return map(marshal.dumps, shapes, repeat(2))
-
-
-def _shape(raw: Any) -> tuple[Any, ...]:
-    sizes_in, dtypes_in, sizes_out, dtypes_out = raw
-    return (
-        [[number(n) for n in sequence(size)] for size in sequence(sizes_in)],
-        [text(dtype) for dtype in sequence(dtypes_in)],
-        [[number(n) for n in sequence(size)] for size in sequence(sizes_out)],
-        [text(dtype) for dtype in sequence(dtypes_out)],
-    )
 
 
 def _p2p_seqs(

@@ -12,7 +12,7 @@ import numpy as np
 from ..._text import clean
 from ...location import user_location
 from ..columns import Dumps
-from ..tables import shape_texts, state_text
+from ..tables import shape_words, state_text
 from .drawing import Drawing
 from .ends import End
 
@@ -32,12 +32,12 @@ class Words(NamedTuple):
 
         ops: The operation behind each code, cleaned.
 
-        shapes: What goes in and out behind each code.
+        shape: Tells what goes in and out behind a code.
     """
 
     groups: Sequence[tuple[str, str]]
     ops: Sequence[str]
-    shapes: Sequence[tuple[str, str]]
+    shape: Callable[[int], tuple[str, str]]
 
     @classmethod
     def of(cls, dumps: Dumps) -> Words:
@@ -47,7 +47,7 @@ class Words(NamedTuple):
         return cls(
             groups=[(clean(name), clean(desc)) for name, desc in dumps.groups],
             ops=[clean(op) for op in dumps.ops],
-            shapes=[shape_texts(shape) for shape in dumps.shapes],
+            shape=shape_words(dumps.shapes),
         )
 
 
@@ -95,7 +95,7 @@ def _name_and_args(kind: Kind, words: Words) -> tuple[str, dict[str, Any]]:
     op, shape, group, state, retired, ended, timeout_ms, p2p = kind
     end = End(ended)
     name, desc = words.groups[group]
-    inputs, outputs = words.shapes[shape]
+    inputs, outputs = words.shape(shape)
     short = words.ops[op].partition(":")[2] or words.ops[op]
     mark = {End.OPEN: ": not complete", End.ABORTED: ": timed out"}
     args = {
