@@ -8,6 +8,9 @@ import pytest
 
 from distdebug.findings import Cause
 from distdebug.flight_recorder.analysis.analyze import analyze_dumps
+from distdebug.flight_recorder.analysis.job import survey
+from distdebug.flight_recorder.analysis.pairs import find_pair_mismatches
+from distdebug.flight_recorder.analysis.stuck import find_stuck_calls
 from distdebug.testing import SimulatedJob
 
 
@@ -25,6 +28,22 @@ def exchange(job, sent=1024, expected=1024):
     """
     job.send(0, 1, sizes=[[sent]])
     job.recv(1, 0, sizes=[[expected]])
+
+
+def test_looks_at_few(dumps_of):
+    """
+    Where a call is stuck that is no all-to-all, one rank is asked, not all.
+    """
+    job = SimulatedJob(8)
+    job.collective("all_reduce")
+    job.collective("all_reduce", ranks=range(7))
+    known = survey(dumps_of(job))
+    calls = find_stuck_calls(
+        known.states, known.channels, known.dumps, frozenset()
+    )
+
+    assert [] == find_pair_mismatches(known, calls)
+    assert 1 == len(known._streams)
 
 
 class TestTransfer:

@@ -186,7 +186,8 @@ def _scan(
     files: list[Path], tell: Callable[[int, int], None] | None
 ) -> ScanReport:
     try:
-        return scan_logs(files, tell=tell)
+        # To read the rules takes a while.
+        return scan_logs(files, tell=tell) if files else ScanReport()
     except NoLogsError:
         return ScanReport()
 

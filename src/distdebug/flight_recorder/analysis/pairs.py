@@ -9,7 +9,7 @@ departs from its own habit is the one to look at.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -163,13 +163,12 @@ def _odd_ones(
 
 def _compare_all_to_all(job: Job, call: StuckCall) -> Finding | None:
     group = job.membership.groups[call.group]
-    streams = {r: job.stream(r, call.group) for r in group.order}
     for seq in range(max(call.seq - _LOOK_BACK, 1), call.seq + 1):
-        rows = {
-            rank: int(s.row[at])
-            for rank, s in streams.items()
-            if s is not None and (at := s.find(seq)) is not None
-        }
+        # Most calls are something else, as any one of those inside can tell.
+        witness = next(iter(call.waiting))
+        if not _all_to_all(job, _rows_at(job, call.group, [witness], seq)):
+            continue
+        rows = _rows_at(job, call.group, group.order, seq)
         if len(rows) < len(group.order) or not _all_to_all(job, rows):
             continue
         shapes = [
@@ -183,8 +182,19 @@ def _compare_all_to_all(job: Job, call: StuckCall) -> Finding | None:
     return None
 
 
+def _rows_at(
+    job: Job, group: int, ranks: Iterable[int], seq: int
+) -> dict[int, int]:
+    streams = {rank: job.stream(rank, group) for rank in ranks}
+    return {
+        rank: int(s.row[at])
+        for rank, s in streams.items()
+        if s is not None and (at := s.find(seq)) is not None
+    }
+
+
 def _all_to_all(job: Job, rows: dict[int, int]) -> bool:
-    return all(
+    return bool(rows) and all(
         "to_all" in job.operation(rank, row).name.replace("alltoall", "to_all")
         for rank, row in rows.items()
     )
