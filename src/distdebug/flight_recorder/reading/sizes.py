@@ -39,7 +39,7 @@ _DTYPES = rf"\[(?:{_STRING}(?:,{_STRING})*)?\]"
 
 # Input sizes, input types, output sizes, and output types.
 SHAPE_TEXT = re.compile(rf"\[{_SIZES},{_DTYPES},{_SIZES},{_DTYPES}\]")
-# The same, if no type has so long a name that it has to be cut.
+# In what is longer, the name of a type may have to be cut.
 _LONGEST = 1000
 
 write_shape = json.JSONEncoder(separators=(",", ":")).encode
@@ -58,10 +58,11 @@ def describe_shapes(raws: Iterable[bytes]) -> dict[str, list[Any]]:
         and *dtypes*, the different types that go in and come out.
     """
     shapes, texts = [], []
-    for raw in map(marshal.loads, raws):
-        shape, written = raw, _written(raw)
+    for raw in raws:
+        shape = marshal.loads(raw)  # noqa: S302
+        written = _written(shape)
         if len(written) > _LONGEST or not SHAPE_TEXT.fullmatch(written):
-            shape = check_shape(raw)
+            shape = check_shape(shape)
             written = write_shape(shape)
         shapes.append(shape)
         texts.append(written)
