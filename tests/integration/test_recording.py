@@ -4,9 +4,11 @@ Real processes that hang, die, and are asked for dumps.
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 from contextlib import contextmanager
@@ -14,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from distdebug.debugger import connect
 from distdebug.diagnosis import diagnose
 from distdebug.findings import Cause
 from distdebug.flight_recorder.request import request_dumps
@@ -24,6 +27,7 @@ PROGRAMS = Path(__file__).with_name("programs")
 # The limits that the operating system keeps, and some for a busy machine.
 TERM_LIMIT_S = 15 + 10
 ABORT_LIMIT_S = 16 + 10
+PATIENCE_S = 60
 
 
 def start(program, *args, rank: int | None = 0, world_size=1):
@@ -461,3 +465,28 @@ def test_torchrun(tmp_path):
     assert ["exit", "exit"] == [
         s["reason"] for r in (0, 1) for s in sidecars(tmp_path / "d", r)
     ]
+
+
+def test_loads_nothing(tmp_path):
+    """
+    Threads of ours import nothing in a rank that is recorded, watched, and
+    debugged: a child that is forked meanwhile inherits the locks of modules.
+    """
+    pytest.importorskip("torch.distributed")
+    folder = Path(tempfile.mkdtemp(prefix="dd", dir="/tmp"))  # for a socket
+
+    rank = start("quiet_rank.py", folder)
+    try:
+        wait_ready(rank)
+        (dumped,) = request_dumps(folder / "dumps")
+        with connect(folder / "s") as client:
+            client.stack()
+        await_(lambda: list(folder.glob("hangs/REPORT.txt")), PATIENCE_S)
+        rank.terminate()
+        printed = rank.stdout.read()
+    finally:
+        end(rank)
+        shutil.rmtree(folder)
+
+    assert "dumped" == dumped.status
+    assert "" == printed

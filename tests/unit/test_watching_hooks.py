@@ -9,6 +9,7 @@ import logging
 import os
 import socket
 import ssl
+import subprocess
 import sys
 import threading
 import time
@@ -344,6 +345,45 @@ def _file(tmp_path):
     file = tmp_path / "webhook"
     file.touch(0o600)
     return file
+
+
+HOOKED = """
+import sys, threading
+from pathlib import Path
+from distdebug.watching.hang import Hang, HangReason
+from distdebug.watching.hooks import command_hook, webhook_hook
+reason = HangReason(kind="no progress", elapsed_s=7.0, pids=(7,))
+verdict = {"cause": "unknown", "summary": "stuck"}
+hang = Hang(reason=reason, folder=Path(), data={"verdict": verdict})
+hooks = [command_hook("cat"), webhook_hook(sys.argv[1])]
+loaded = []
+class Finder:
+    def find_spec(name, path, target=None):
+        if threading.current_thread() is not threading.main_thread():
+            loaded.append(name)
+sys.meta_path.insert(0, Finder)
+for hook in hooks:
+    thread = threading.Thread(target=hook, args=[hang])
+    thread.start()
+    thread.join()
+print(loaded)
+"""
+
+
+def test_loads_nothing(server, file):
+    """
+    Hooks run on a thread of the job, and import nothing there: a child that is
+    forked meanwhile inherits the locks of modules, and would wait for ever.
+    """
+    port = server.server.server_port
+    file.write_text(f"http://localhost:{port}/{SECRET}")
+
+    loaded = subprocess.check_output(
+        [sys.executable, "-c", HOOKED, file], text=True
+    )
+
+    assert "[]\n" == loaded
+    assert 1 == len(server.got)
 
 
 class TestWebhook:

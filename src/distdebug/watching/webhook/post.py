@@ -8,6 +8,7 @@ everything that is needed is imported before.
 
 from __future__ import annotations
 
+import encodings.idna  # noqa: F401 names of hosts are encoded by it
 import socket
 import ssl
 import time
