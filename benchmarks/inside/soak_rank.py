@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import sys
 import threading
 import time
@@ -21,6 +20,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from own import resources
 from torch.utils.data import DataLoader
 
 import distdebug
@@ -113,18 +113,6 @@ def step(batch):
     for _ in range(20):
         gradient = gradient @ gradient
     dist.all_reduce(gradient)
-
-
-def resources():
-    """
-    What the kernel says that this process has.
-    """
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return {
-        "rss_mb": pages * os.sysconf("SC_PAGESIZE") / 1e6,
-        "fds": len(list(Path("/proc/self/fd").iterdir())),
-        "threads": len(list(Path("/proc/self/task").iterdir())),
-    }
 
 
 if __name__ == "__main__":
