@@ -21,7 +21,7 @@ from distdebug.watching import hooks as hook_room
 from distdebug.watching import respond as respond_room
 from distdebug.watching import watch as room
 from distdebug.watching.hang import Hang, HangReason
-from distdebug.watching.respond import Response
+from distdebug.watching.order import Response
 from distdebug.watching.senses import gpu as gpu_room
 
 

@@ -15,10 +15,10 @@ from distdebug.bundle.manifest import (
     parse_manifest,
     read_manifest,
 )
+from distdebug.bundle.wanted import Wanted
 from distdebug.capture.model import Capture
 from distdebug.diagnosis import collect, everywhere
 from distdebug.diagnosis.everywhere import snapshot_everywhere
-from distdebug.diagnosis.wanted import Wanted
 from distdebug.findings import Cause
 from distdebug.nodes.here import Here
 from distdebug.nodes.model import NodeResult, NodeStatus

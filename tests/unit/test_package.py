@@ -59,6 +59,37 @@ def test_import_is_light():
     assert {"distdebug"} == set(got) - {"__future__"}
 
 
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [
+        ("enable_flight_recorder", set()),
+        ("arm", set()),
+        ("set_trace", set()),
+        ("watch", {"attr", "attrs"}),
+    ],
+)
+def test_inside_is_light(name, others):
+    """
+    What a training script calls loads nothing that reads or explains, and
+    hardly a package of others: each rank of a job pays for that.
+    """
+    code = (
+        "import sys, distdebug; before = set(sys.modules); "
+        f"distdebug.{name}; print(*sorted(set(sys.modules) - before))"
+    )
+    explaining = ("diagnosis", "health", "logscan", "raylogs", "report")
+
+    got = subprocess.check_output(
+        [sys.executable, "-c", code], text=True, timeout=60
+    ).split()
+
+    # Python's own modules that are named after a platform begin with "_".
+    packages = {m.partition(".")[0] for m in got if not m.startswith("_")}
+    assert others == packages - sys.stdlib_module_names - {"distdebug"}
+    rooms = {m.split(".")[1] for m in got if m.startswith("distdebug.")}
+    assert not rooms.intersection(explaining)
+
+
 class TestNames:
     def test_agree(self):
         """

@@ -16,11 +16,11 @@ import pytest
 from distdebug.bundle.folder import new_bundle
 from distdebug.bundle.manifest import Manifest, read_manifest
 from distdebug.bundle.mark import MARK
+from distdebug.bundle.wanted import Wanted
 from distdebug.capture.model import Capture, CaptureStatus, ProcessCapture
 from distdebug.diagnosis import collect as module
 from distdebug.diagnosis import snapshot as snapshot_module
 from distdebug.diagnosis.snapshot import snapshot
-from distdebug.diagnosis.wanted import Wanted
 from distdebug.errors import PatternError
 from distdebug.findings import Cause, Missing
 from distdebug.processes.model import Worker

@@ -19,7 +19,7 @@ import pytest
 
 from distdebug.bundle.folder import join_bundle, node_name
 from distdebug.bundle.manifest import Manifest, write_manifest
-from distdebug.diagnosis.wanted import Wanted
+from distdebug.bundle.wanted import Wanted
 from distdebug.errors import CaptureError
 from distdebug.findings import Cause
 from distdebug.nodes.process import Ended
@@ -28,7 +28,7 @@ from distdebug.watching import child as module
 from distdebug.watching import respond as respond_module
 from distdebug.watching.child import ask_child
 from distdebug.watching.hang import Hang, HangReason
-from distdebug.watching.respond import Order, Response
+from distdebug.watching.order import Order, Response
 from distdebug.watching.suspects import run_of
 
 
@@ -59,7 +59,7 @@ def _child(monkeypatch):
     """
     child = Child()
     monkeypatch.setattr(module, "run_process", child.run)
-    monkeypatch.setattr(module, "respond", child.respond)
+    monkeypatch.setattr(respond_module, "respond", child.respond)
     return child
 
 

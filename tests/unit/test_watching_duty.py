@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from distdebug._in_time import in_time
-from distdebug.diagnosis.wanted import Wanted
+from distdebug.bundle.wanted import Wanted
 from distdebug.errors import HookError
 from distdebug.findings import Cause
 from distdebug.watching.duty import Duty
 from distdebug.watching.hang import Hang, HangReason, NotYet
-from distdebug.watching.respond import Order, Response
+from distdebug.watching.order import Order, Response
 
 
 REASON = HangReason(

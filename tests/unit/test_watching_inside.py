@@ -32,7 +32,7 @@ from distdebug.watching import log as log_room
 from distdebug.watching.config import HangDebugConfig
 from distdebug.watching.hang import Hang
 from distdebug.watching.inside import watch
-from distdebug.watching.respond import Response
+from distdebug.watching.order import Response
 from distdebug.watching.senses import sources
 
 

@@ -25,9 +25,9 @@ from distdebug.bundle.manifest import (
     write_manifest,
 )
 from distdebug.bundle.mark import MARK
+from distdebug.bundle.wanted import Wanted
 from distdebug.capture.attaching.lock import node_lock
 from distdebug.diagnosis.collect import Collected
-from distdebug.diagnosis.wanted import Wanted
 from distdebug.findings import Cause, Finding
 from distdebug.processes.model import Worker
 from distdebug.stacks.model import ProcessStacks, StackFrame, ThreadStack
@@ -35,7 +35,8 @@ from distdebug.stacks.write import stacks_to_json
 from distdebug.watching import respond as module
 from distdebug.watching import suspects
 from distdebug.watching.hang import HangReason
-from distdebug.watching.respond import Order, respond
+from distdebug.watching.order import Order
+from distdebug.watching.respond import respond
 
 
 C10D = "/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"

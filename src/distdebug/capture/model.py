@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 
@@ -18,7 +18,10 @@ from ..processes.model import Worker
 from ..stacks.model import ProcessStacks
 
 
-__all__ = ["Attempt", "Capture", "CaptureStatus", "ProcessCapture"]
+__all__ = ["Attempt", "Capture", "CaptureStatus", "Native", "ProcessCapture"]
+
+# Whose native stacks to take.
+Native = Literal["none", "classes", "all"]
 
 
 class CaptureStatus(StrEnum):

@@ -21,7 +21,6 @@ from collections.abc import (
 )
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 from .._files import output_to
 from ..findings import Missing
@@ -33,14 +32,13 @@ from .deep import look_deeper
 from .fallback import ask_unseen
 from .files import make_folder, write_capture
 from .looks import Look, describe_process, no_look, take_look
-from .model import Capture, CaptureStatus, ProcessCapture
+from .model import Capture, CaptureStatus, Native, ProcessCapture
 from .outcome import judge
 from .pool import each
 
 
-__all__ = ["Native", "capture_node", "capture_process"]
+__all__ = ["capture_node", "capture_process"]
 
-Native = Literal["none", "classes", "all"]
 Tell = Callable[[str, int, int], object]
 
 # What py-spy needs, a hundred times over.

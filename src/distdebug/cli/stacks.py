@@ -23,8 +23,7 @@ from .output import print_json, print_result, shown_text, telling
 
 
 if TYPE_CHECKING:
-    from ..capture.model import Capture
-    from ..capture.node import Native
+    from ..capture.model import Capture, Native
     from ..findings import Finding
     from ..stacks.model import ProcessStacks
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ..watching.config import HangDebugConfig
     from ..watching.duty import Duty
     from ..watching.hang import Hang, HangReason, Hook
-    from ..watching.respond import Order, Response
+    from ..watching.order import Order, Response
 
 
 __all__ = ["add_parser", "run"]
@@ -128,8 +128,8 @@ def _config(args: argparse.Namespace) -> HangDebugConfig:
 
 
 def _order(args: argparse.Namespace, config: HangDebugConfig) -> Order:
-    from ..diagnosis.wanted import Wanted
-    from ..watching.respond import Order
+    from ..bundle.wanted import Wanted
+    from ..watching.order import Order
 
     return Order(
         output_dir=config.resolve(args.log_dir),

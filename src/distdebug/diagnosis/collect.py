@@ -30,11 +30,11 @@ from ..bundle.manifest import (
     write_manifest,
 )
 from ..bundle.node import keep_facts
+from ..bundle.wanted import Wanted
 from ..capture.files import write_capture
 from ..capture.node import capture_node
 from ..findings import Finding, Missing
 from ..processes.model import Worker
-from .wanted import Wanted
 
 
 __all__ = [

@@ -16,12 +16,12 @@ from .._files import output_to
 from ..bundle.folder import new_bundle, node_name
 from ..bundle.manifest import Manifest, NodeEntry, parse_manifest
 from ..bundle.parts import lost_part, merge_manifests
+from ..bundle.wanted import Wanted
 from ..capture.files import make_folder
 from ..nodes.model import Engine, NodeResult
 from ..nodes.run import run_on_nodes
 from .collect import Tell, collect_node, version
 from .snapshot import Snapshot, explain_bundle
-from .wanted import Wanted
 
 
 __all__ = ["snapshot_everywhere"]

@@ -19,13 +19,13 @@ from .._showing import Block, Shown
 from .._text import clean
 from ..bundle.folder import new_bundle, node_name
 from ..bundle.manifest import Manifest
+from ..bundle.wanted import Wanted
 from ..capture.files import make_folder
-from ..capture.node import Native
+from ..capture.model import Native
 from ..findings import Cause, Diagnosis, Finding, Missing
 from ..findings.text import diagnosis_blocks, missing_block
 from .collect import Tell, collect_node, keep_manifest, reason_of
 from .diagnose import diagnose
-from .wanted import Wanted
 
 
 __all__ = ["UNKNOWN", "Snapshot", "explain_bundle", "snapshot"]

@@ -22,12 +22,12 @@ from typing import IO, Any
 import attrs
 
 from .._text import clean
-from ..diagnosis.wanted import Wanted
+from ..bundle.wanted import Wanted
 from ..errors import CaptureError
 from ..nodes.parcel import unpack_answer
 from ..nodes.process import Bound, Ended, run_process
 from .hang import Hang, HangReason
-from .respond import Order, Response, respond
+from .order import Order, Response
 
 
 __all__ = ["ask_child", "main"]
@@ -93,6 +93,9 @@ def main(stdin: IO[str], stdout: IO[str]) -> int:
     Returns:
         The exit status.
     """
+    # The rank, which starts it, has no use for all that is loaded here.
+    from .respond import respond
+
     task = json.load(stdin)
     reason = _reason_from_json(task["reason"])
     got = respond(reason, _order_from_json(task["order"]))

@@ -18,7 +18,7 @@ from .._in_time import in_time
 from ..errors import DistdebugError
 from .hang import Hang, HangReason, Hook, NotYet
 from .log import is_the_end, say
-from .respond import Order, Response
+from .order import Order, Response
 
 
 __all__ = ["Duty"]

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from ..diagnosis.wanted import Wanted
+from ..bundle.wanted import Wanted
 from ..errors import CaptureError
 from ..flight_recorder.recording.current import current_recording
 from ..flight_recorder.recording.trace import read_progress
@@ -36,8 +36,8 @@ from .given import (
 )
 from .hang import Hang, HangReason, Hook
 from .log import say
+from .order import Order, Response
 from .progress import ProgressSensor
-from .respond import Order, Response
 from .senses.sources import (
     FilesState,
     InTime,

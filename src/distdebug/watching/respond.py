@@ -17,7 +17,6 @@ import zlib
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Literal, NamedTuple
 
 import attrs
 
@@ -39,17 +38,17 @@ from ..diagnosis.collect import (
     version,
 )
 from ..diagnosis.snapshot import UNKNOWN, Snapshot, explain_bundle
-from ..diagnosis.wanted import Wanted
 from ..errors import CaptureError, NodeBusyError
 from ..findings import Diagnosis, Finding, Missing
 from ..processes.model import Worker
 from ..report.leaving import leave_report
 from .hang import Hang, HangReason
 from .log import say
+from .order import Order, Outcome, Response
 from .suspects import find_crew, has_others, is_fine, look_at, run_of
 
 
-__all__ = ["Order", "Response", "respond"]
+__all__ = ["respond"]
 
 # Others of the job who begin so much later see the same hang.
 _WINDOW_S = 400.0
@@ -61,60 +60,7 @@ _MOST_S = 180.0
 _DEAD_S = 280.0
 _BEAT_S = 1.0
 
-Outcome = Literal["explained", "taken", "elsewhere", "busy", "fine"]
 Sleep = Callable[[float], object]
-
-
-@attrs.frozen(kw_only=True)
-class Order:
-    """
-    What to take when a job makes no progress, and where to.
-
-    Attributes:
-        output_dir: The folder; the same on all nodes if they share it.
-
-        wanted: What to take.  Without processes, the workers of the job that
-            *inside* belongs to are taken.
-
-        inside: The rank that asks for it; ``None`` if nobody of the job does.
-
-        but: Snapshots that had part in before.
-
-        patience_s: For how many seconds a job may write a checkpoint or
-            compile.
-
-        running_s: For how many seconds a rank may compute while the others
-            wait for it.
-    """
-
-    output_dir: Path
-    wanted: Wanted
-    inside: int | None = None
-    but: frozenset[Path] = frozenset()
-    patience_s: float = 1800.0
-    running_s: float = 300.0
-
-
-class Response(NamedTuple):
-    """
-    What was done.
-
-    Attributes:
-        outcome: ``"explained"``; ``"taken"`` if another node explains it;
-            ``"elsewhere"`` if another watcher of this node took it already;
-            ``"busy"`` if one does so now; ``"fine"`` if nothing hangs.
-
-        summary: Why, in one line.
-
-        bundle: The folder of all nodes, if there is one.
-
-        hang: What was found, if it was explained here.
-    """
-
-    outcome: Outcome
-    summary: str
-    bundle: Path | None = None
-    hang: Hang | None = None
 
 
 def respond(

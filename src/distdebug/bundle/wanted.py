@@ -11,7 +11,7 @@ from pathlib import Path
 
 import attrs
 
-from ..capture.node import Native
+from ..capture.model import Native
 from ..processes.roles.patterns import compile_patterns
 
 
