@@ -21,7 +21,6 @@ from distdebug.debugger import connect
 from distdebug.processes.offers import ROOT, folder_name
 
 
-RANKS = 4
 PROGRAM = Path(__file__).with_name("soak_rank.py")
 LOOK_EACH_S = 0.5
 END_S = 60.0
@@ -41,20 +40,25 @@ class Job:
 
     Args:
         folder: Where everything goes.
+
+        ranks: How many ranks it has.
+
+        steps: How many steps an epoch has.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, ranks: int, steps: int) -> None:
         self.folder = folder
+        self.ranks = ranks
         self.known: set[psutil.Process] = set()
         self.unwell: set[str] = set()
         self._seen: Counter[tuple[psutil.Process, str]] = Counter()
         self._is_over = threading.Event()
         (folder / "tmp").mkdir()
         command = [*(sys.executable, "-m", "torch.distributed.run")]
-        command += ["--standalone", f"--nproc-per-node={RANKS}"]
+        command += ["--standalone", f"--nproc-per-node={ranks}"]
         with (folder / "log.txt").open("wb") as log:
             self.process = subprocess.Popen(
-                [*command, PROGRAM, folder],
+                [*command, PROGRAM, folder, str(steps)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -150,11 +154,11 @@ def left_files(job: Job) -> list[str]:
     return [str(path) for path in found]
 
 
-def visit(folder: Path) -> str:
+def visit(job: Job) -> str:
     """
     Debug the job a little; ``"well"`` if all ranks take part.
     """
-    with connect(folder / "s", timeout_s=10) as client:
+    with connect(job.folder / "s", timeout_s=10) as client:
         told = {
             "list": len(tuple(client.list())),
             "eval": len(client.eval(None, "1 + 1").outputs),
@@ -164,7 +168,7 @@ def visit(folder: Path) -> str:
         obeyed = len(client.cast(None, "p 6 * 7").outputs)
         client.resume()
         held = sum(process.is_stopped for process in client.list())
-    wrong = [f"{k}: {v} ranks" for k, v in told.items() if v != RANKS]
+    wrong = [f"{k}: {v} ranks" for k, v in told.items() if v != job.ranks]
     wrong += [f"cast: {obeyed} ranks"] * (obeyed == 0)
     wrong += [f"{held} ranks are held"] * (held > 0)
     return ", ".join(wrong) or "well"

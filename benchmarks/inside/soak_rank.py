@@ -1,16 +1,18 @@
 """
 One healthy rank of a job that is recorded, watched, and debugged for long.
 
-Usage: torchrun … soak_rank.py FOLDER
+Usage: torchrun … soak_rank.py FOLDER STEPS
 
-After each epoch, when the workers of its data loader are gone, it writes a line
-about itself into ``FOLDER/rank-N.jsonl``.  It ends when ``FOLDER/stop`` is there.
+After each epoch of so many STEPS, when the workers of its data loader are gone, it
+writes a line about itself into ``FOLDER/rank-N.jsonl``.  It ends when
+``FOLDER/stop`` is there.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import statistics
 import sys
 import threading
 import time
@@ -26,7 +28,6 @@ from torch.utils.data import DataLoader
 import distdebug
 
 
-STEPS = 100
 WORKERS = 2
 PAUSE_S = 0.02
 SETTLE_S = 0.2
@@ -50,7 +51,7 @@ class Finder:
         cls.loaded += name.startswith("distdebug")
 
 
-def main(folder):
+def main(folder, steps):
     """
     Train until somebody says stop.
     """
@@ -60,7 +61,7 @@ def main(folder):
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     loader = DataLoader(
-        [torch.full((64, 64), 1 / 64)] * STEPS, num_workers=WORKERS
+        [torch.full((64, 64), 1 / 64)] * steps, num_workers=WORKERS
     )
     sys.meta_path.insert(0, Finder)
     lines = (folder / f"rank-{rank}.jsonl").open("a")
@@ -92,13 +93,13 @@ def epoch(loader, watch):
         watch.step()
         seconds.append(time.perf_counter() - began)
         time.sleep(PAUSE_S)
-    used = (time.process_time() - before) / STEPS
+    used = (time.process_time() - before) / len(loader)
     # The threads that fed the workers end a moment later.
     gc.collect()
     time.sleep(SETTLE_S)
     return {
         "at": time.time(),
-        "step_s": sorted(seconds)[STEPS // 2],
+        "step_s": statistics.median(seconds),
         "used_s": used,
         **resources(),
         "loaded": Finder.loaded,
@@ -116,4 +117,4 @@ def step(batch):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

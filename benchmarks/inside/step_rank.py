@@ -30,7 +30,7 @@ POLL_S = 1.0
 # What records, and whether it also listens to requests.
 RECORDERS = {"recording": False, "recording, requests": True, "all": True}
 # Newer versions of torch record where nobody says anything.
-OFF = {"TORCH_FR_BUFFER_SIZE": "0", "TORCH_NCCL_TRACE_BUFFER_SIZE": "0"}
+OFF = {"TORCH_FR_BUFFER_SIZE": "0"}
 
 
 def main(arm, folder):
