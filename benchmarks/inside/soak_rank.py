@@ -99,7 +99,8 @@ def epoch(loader, watch):
     time.sleep(SETTLE_S)
     return {
         "at": time.time(),
-        "step_s": statistics.median(seconds),
+        # One of ten is quicker: what others do on the machine counts less.
+        "step_s": statistics.quantiles(seconds, n=10)[0],
         "used_s": used,
         **resources(),
         "loaded": Finder.loaded,
