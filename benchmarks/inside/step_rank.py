@@ -27,9 +27,12 @@ from distdebug.flight_recorder.recording.trace import read_trace
 
 # Ten times as often as it is by default.
 POLL_S = 1.0
+# Between two of its blocks a job stands still, which is no hang.
+FLOOR_S = 600.0
 # What records, and whether it also listens to requests.
 RECORDERS = {"recording": False, "recording, requests": True, "all": True}
 # Newer versions of torch record where nobody says anything.
+DEFAULT = "torch's default"
 OFF = {"TORCH_FR_BUFFER_SIZE": "0"}
 
 
@@ -60,12 +63,14 @@ def prepare(arm, folder):
         distdebug.enable_flight_recorder(
             dump_dir=folder / "dumps", extras=RECORDERS[arm]
         )
-    else:
+    elif arm != DEFAULT:
         os.environ.update(OFF)
     if arm in {"armed debugger", "all"}:
         distdebug.arm(dir=folder / "s")
     if arm in {"watch()", "all"}:
-        return distdebug.watch(output_dir=folder / "hangs", poll_s=POLL_S)
+        return distdebug.watch(
+            output_dir=folder / "hangs", poll_s=POLL_S, floor_s=FLOOR_S
+        )
     return None
 
 
@@ -88,6 +93,9 @@ def check(arm):
     """
     Only who should have recorded has.
     """
+    if arm == DEFAULT:
+        return
+
     try:
         has_calls = b"record_id" in read_trace(stacks=False)
     except NotRecordingError:
