@@ -1,98 +1,116 @@
 """
 What does a training script pay for loading us, and for switching us on?
+
+Processor time is counted, which is what it takes on a machine that has nothing
+else to do.
 """
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tempfile
-import time
 
 
-TORCH = "import torch, torch.distributed"
-LOADS = {
-    "enable_flight_recorder": "distdebug.enable_flight_recorder",
-    "arm, set_trace": "distdebug.arm; distdebug.set_trace",
-    "watch": "distdebug.watch",
-    "all of them": (
-        "distdebug.enable_flight_recorder; distdebug.arm; "
-        "distdebug.set_trace; distdebug.watch"
+INSIDE = (
+    "distdebug.enable_flight_recorder; distdebug.arm; distdebug.set_trace; "
+    "distdebug.watch"
+)
+# What is measured, by what is done before.
+ROWS = {
+    "import distdebug": ("", "import distdebug"),
+    "load enable_flight_recorder": (
+        "import distdebug",
+        "distdebug.enable_flight_recorder",
     ),
-    "read_dumps, diagnose": "distdebug.read_dumps; distdebug.diagnose",
-    "snapshot": "distdebug.snapshot",
-}
-CALLS = {
+    "load arm, set_trace": (
+        "import distdebug",
+        "distdebug.arm; distdebug.set_trace",
+    ),
+    "load watch": ("import distdebug", "distdebug.watch"),
+    "load all of them": ("import distdebug", INSIDE),
+    "load diagnose, read_dumps": (
+        "import distdebug",
+        "distdebug.diagnose; distdebug.read_dumps",
+    ),
+    "load snapshot": ("import distdebug", "distdebug.snapshot"),
     "enable_flight_recorder()": (
-        "distdebug.enable_flight_recorder(dump_dir=folder)"
+        f"import distdebug; {INSIDE}",
+        "distdebug.enable_flight_recorder(dump_dir=folder)",
     ),
-    "arm()": "distdebug.arm(dir=folder + '/s')",
-    "watch()": "distdebug.watch(output_dir=folder)",
+    "arm()": (
+        f"import distdebug; {INSIDE}",
+        "distdebug.arm(dir=folder + '/s')",
+    ),
+    "watch()": (
+        f"import distdebug; {INSIDE}",
+        "distdebug.watch(output_dir=folder)",
+    ),
+    "python -m distdebug --help": (
+        "import runpy; sys.argv[1:] = ['--help']",
+        "run('distdebug')",
+    ),
 }
-TIMED = """
-import sys, time
-folder = sys.argv[1]
-{before}
-known = set(sys.modules)
-start = time.perf_counter()
-{code}
-seconds = time.perf_counter() - start
-print(seconds, len(set(sys.modules) - known))
+# Each time in a child that was forked just now, so that torch is loaded once.
+PROGRAM = """
+import contextlib, json, os, sys, time
+{known}
+folder, repeat, rows = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+
+def run(name):
+    with contextlib.suppress(SystemExit), open(os.devnull, "w") as sink:
+        with contextlib.redirect_stdout(sink):
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+def measure(before, code):
+    exec(before, globals())
+    known, began = set(sys.modules), time.process_time()
+    exec(code, globals())
+    return time.process_time() - began, len(set(sys.modules) - known)
+
+for before, code in rows:
+    for _ in range(repeat):
+        reader, writer = os.pipe()
+        if os.fork() == 0:
+            os.write(writer, json.dumps(measure(before, code)).encode())
+            os._exit(0)
+        os.close(writer)
+        print(os.read(reader, 1000).decode(), flush=True)
+        os.close(reader)
+        os.wait()
 """
 
 
 def show_startup(repeat: int) -> None:
     """
-    Print a table, of the best of several fresh processes each.
+    Print a table.
 
     Args:
-        repeat: How many.
+        repeat: How many processes each number is the best of.
     """
+    bare = measure("", repeat)
+    torch = measure("import torch, torch.distributed", repeat)
     print(f"{'':32} {'bare':>18} {'beside torch':>18}")
     print(f"{'':32}" + f" {'ms':>9} {'modules':>8}" * 2)
-    show_row("import distdebug", "import distdebug", "", repeat)
-    for name, code in LOADS.items():
-        show_row(f"load {name}", code, "import distdebug", repeat)
-    for name, code in CALLS.items():
-        load = f"import distdebug; {LOADS['all of them']}"
-        show_row(f"{name}, loaded", code, load, repeat)
-    bare = min(process("-c", "") for _ in range(repeat))
-    helped = min(process("-m", "distdebug", "--help") for _ in range(repeat))
-    print(f"{'--help, beyond bare Python':32} {1e3 * (helped - bare):9.2f}")
+    for name, *both in zip(ROWS, bare, torch, strict=True):
+        cells = (f" {1e3 * s:9.2f} {modules:8.0f}" for s, modules in both)
+        print(f"{name:32}{''.join(cells)}")
 
 
-def show_row(name: str, code: str, before: str, repeat: int) -> None:
+def measure(known: str, repeat: int) -> list[tuple[float, int]]:
     """
-    Print what some code costs, without torch and with it.
+    Seconds, and modules loaded, of each row.
     """
-    cells = ""
-    for known in ("", TORCH):
-        lines = f"{known}\n{before}"
-        seconds, modules = min(measure(lines, code) for _ in range(repeat))
-        cells += f" {1e3 * seconds:9.2f} {modules:8.0f}"
-    print(f"{name:32}{cells}", flush=True)
-
-
-def measure(before: str, code: str) -> tuple[float, float]:
-    """
-    Seconds of some code, and modules loaded by it, in a fresh process.
-    """
-    program = TIMED.format(before=before, code=code)
     # Short, as it is part of the path of a socket.
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        out = subprocess.check_output(
-            [sys.executable, "-c", program, folder], text=True
-        )
-    seconds, modules = out.split()
-    return float(seconds), float(modules)
-
-
-def process(*argv: str) -> float:
-    """
-    Seconds of a whole process.
-    """
-    start = time.perf_counter()
-    subprocess.run(
-        [sys.executable, *argv], check=True, stdout=subprocess.DEVNULL
-    )
-    return time.perf_counter() - start
+        rows = json.dumps(list(ROWS.values()))
+        printed = subprocess.check_output(
+            [
+                *(sys.executable, "-c", PROGRAM.format(known=known)),
+                *(folder, str(repeat), rows),
+            ],
+            text=True,
+        ).splitlines()
+    found = [tuple(json.loads(line)) for line in printed]
+    return [min(found[n : n + repeat]) for n in range(0, len(found), repeat)]
