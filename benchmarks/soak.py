@@ -40,7 +40,7 @@ BEAT_S = 0.5
 START_S = 120.0
 
 # What a rank may have more in the last third of the time than in the first.
-MOST_MB = 8.0
+MOST_MB = 4.0
 MOST_TIMES = 1.25
 # Somebody may just be looking at it.
 MOST_MORE = 1
