@@ -299,6 +299,29 @@ class TestClient:
             assert (nobody(1),) == client.list().silent
             assert () == client.list().processes
 
+    @pytest.mark.parametrize(
+        "told",
+        [
+            {"process": ["x"], "stops": {"a": 1}},
+            {"process": 3, "stops": "x", "missing": 7},
+            {"stops": [1, None], "main": [2]},
+        ],
+        ids=["lists", "numbers", "no mappings"],
+    )
+    def test_broken_answers(self, ranks, told):
+        """
+        A rank that answers what nobody expects is listed, and no other lost.
+        """
+        ranks[1].answer = lambda _: told
+
+        with connect() as client:
+            listing = client.list()
+            answers = client.cast(None, "n")
+
+        assert 4 == len(listing.processes)
+        assert {0, 2, 3} <= {o.rank for o in answers.outputs}
+        assert str(answers)
+
     def test_hangs_up(self, folder):
         """
         A process that ends while it is asked is silent, and waited for no more.

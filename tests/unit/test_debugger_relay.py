@@ -199,6 +199,7 @@ class TestRelay:
         """
         A relay does only what a relay does.
         """
+        assert "does not do" in client.ask(op=[1])["error"]
         assert "does not do" in client.ask(op="eval")["error"]
         assert "does not do" in client.ask(op=None, wait="x")["error"]
 
@@ -760,6 +761,88 @@ class TestNodes:
             client.list()
 
         assert [__file__] == sent
+
+    def test_not_lent(self, nodes, monkeypatch, tmp_path):
+        """
+        A node gets no file that lies elsewhere, whoever it says that it is.
+        """
+        rank, sent = nodes.ranks[1], []
+        answer = rank.answer
+        project = tmp_path / "project"
+        project.mkdir()
+        for path in (tmp_path / "secret.py", project / "mine.py"):
+            path.write_text("key = 1\n")
+        (project / "link.py").symlink_to(tmp_path / "secret.py")
+        names = ["link.py", "../secret.py", "mine.py"]
+        asked = [str(project / name) for name in names]
+
+        def missing(request):
+            if request["op"] == "source":
+                sent.append(request["file"])
+                return {"output": "thank you"}
+            more = {"missing": asked} if request["op"] == "list" else {}
+            return {**answer(request), **more}
+
+        rank.answer = missing
+        monkeypatch.chdir(project)
+        with connect(nodes=nodes) as client:
+            client.list()
+
+        assert [str(project / "mine.py")] == sent
+
+    @pytest.mark.parametrize(
+        "known",
+        [
+            {},
+            {"ranks": None, "silent": []},
+            {"ranks": {}, "silent": 3},
+            {"ranks": ["x"], "silent": []},
+        ],
+        ids=["nothing", "no ranks", "no list", "no mapping"],
+    )
+    def test_hostile_relay(self, nodes, monkeypatch, known):
+        """
+        A node whose relay talks nonsense is lost, and no other.
+        """
+        who = relay._Relay._who
+
+        def lie(self):
+            is_it = self.chosen == str(nodes.folders["b"])
+            return known if is_it else who(self)
+
+        monkeypatch.setattr(relay._Relay, "_who", lie)
+        with connect(nodes=nodes) as client:
+            listing = client.list()
+
+        assert [0, 2] == [p.rank for p in listing]
+        (lost,) = listing.lost
+        assert ("b", "its relay says what is no answer") == (
+            lost.host,
+            lost.reason,
+        )
+
+    def test_hostile_names(self, nodes, monkeypatch):
+        """
+        What a relay says of ranks that are none is left out, and harmless.
+        """
+        evil = "\x1b[31m\u202e"
+        known = {
+            "folder": evil,
+            "ranks": {evil: [1, 2], "x": [evil, 0], "y": 3, "z": [1]},
+            "silent": [evil, 7, [8], True],
+        }
+        monkeypatch.setattr(relay._Relay, "_who", lambda _: known)
+        monkeypatch.setattr(
+            relay._Relay, "_outside", lambda *_: {"told": [evil, 3]}
+        )
+        with connect(nodes=nodes) as client:
+            listing = client.list()
+            stacks = client.stack()
+
+        assert () == listing.processes
+        assert {Silent(host=h, pid=7) for h in "ab"} == set(listing.silent)
+        assert ("a: ", "a: 3", "b: ", "b: 3") == stacks.notes
+        assert str(stacks).isascii()
 
     def test_shell(self, nodes):
         """

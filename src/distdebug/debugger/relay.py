@@ -136,7 +136,7 @@ class _Relay:
         """
         Do what a client asks for.
         """
-        number, op = request.get("id"), request.get("op")
+        number, op = request.get("id"), str(request.get("op"))
         if "to" in request:
             self._hand_on(request)
         elif op == "hang up":
@@ -229,7 +229,7 @@ class _Relay:
             return {"told": []}
         # Nobody else is looked into.
         ranks = {pid for _, pid in socket_paths(self.here.folder)}
-        return {"told": stacks_from_outside(ranks & {*map(int, asked)})}
+        return {"told": stacks_from_outside(p for p in ranks if p in asked)}
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import resource
 import signal
 import threading
 import time
@@ -18,15 +19,28 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from distdebug.errors import DistdebugError
+
 from .target import Target
 
 
-__all__ = ["Cost", "DefectError", "cost_of", "feed"]
+__all__ = ["Cost", "DefectError", "check_cost", "cost_of", "feed"]
 
-# Whoever takes longer is taken to hang.
+# Whoever takes longer is taken to hang: seconds of a processor, because those
+# of a clock depend on what else the machine does.
 HANG_S = 20.0
 
-_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+MIB = 1 << 20
+# For less, a machine that others use tells nothing.
+LEAST_S = 1.0
+# A fuzzer that follows each line is slow by itself.
+_PATIENCE = 10
+_TRIES = 3
+# What a terminal obeys, what turns the direction of writing, and what no
+# encoding knows, so that it cannot be printed.
+_CONTROLS = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 _RESET = Path("/proc/self/clear_refs")
 _STATUS = Path("/proc/self/status")
 
@@ -62,21 +76,19 @@ def feed(target: Target, data: bytes) -> str:
     Feed a parser, and look at what it shows.
 
     Returns:
-        What it shows; nothing if it refuses.
+        What it shows, or why it refuses.
 
     Raises:
-        DefectError: It raised something else, hung, or shows what only a
-            terminal understands.
+        DefectError: It raised something else, hung, took far too much time or
+            memory, or shows what only a terminal understands.
     """
+    begin, before = time.process_time(), _peak()
     try:
         with _no_hang():
             result = target.parse(data)
             shown = show(result)
     except target.allowed as exc:
-        shown = ""
-        if isinstance(exc, target.allowed[0]) and _CONTROLS.search(str(exc)):
-            msg = f"{target.name}: its error holds controls: {exc!r:.300}"
-            raise DefectError(msg) from exc
+        shown = _told(exc)
     except _HangError as exc:
         msg = f"{target.name}: hangs with {data[:200]!r}"
         raise DefectError(msg) from exc
@@ -90,8 +102,18 @@ def feed(target: Target, data: bytes) -> str:
         around = shown[max(found.start() - 40, 0) : found.end() + 40]
         msg = f"{target.name}: shows {found[0]!r} in {around!r}"
         raise DefectError(msg)
-
+    cost = Cost(time.process_time() - begin, _peak() - before)
+    _check(target, data, cost, patience=_PATIENCE)
     return shown
+
+
+def _told(exc: BaseException) -> str:
+    """
+    What people see of an error, if it is one of ours.
+    """
+    return (
+        f"{exc}\n{exc.remedy}" if isinstance(exc, DistdebugError) else ""
+    )
 
 
 def show(result: object) -> str:
@@ -130,6 +152,54 @@ def cost_of(target: Target, data: bytes) -> Cost:
     return Cost(seconds, grown)
 
 
+def check_cost(target: Target, data: bytes) -> Cost:
+    """
+    Does an input cost no more than its size allows?
+
+    Only what is seen several times counts.
+
+    Returns:
+        What it costs.
+
+    Raises:
+        DefectError: It takes too much time or memory.
+    """
+    costs = [cost_of(target, data)]
+    while _excess(target, data, costs[-1]) and len(costs) < _TRIES:
+        costs.append(cost_of(target, data))
+    _check(target, data, costs[-1])
+    return costs[-1]
+
+
+def _check(
+    target: Target, data: bytes, cost: Cost, *, patience: int = 1
+) -> None:
+    if excess := _excess(target, data, cost, patience=patience):
+        msg = f"{target.name}: takes {excess} for {data[:200]!r}"
+        raise DefectError(msg)
+
+
+def _excess(
+    target: Target, data: bytes, cost: Cost, *, patience: int = 1
+) -> str:
+    """
+    What is taken too much of, if anything?
+    """
+    most_s = max(target.seconds * len(data) / MIB, LEAST_S) * patience
+    if cost.seconds > most_s:
+        return f"{cost.seconds:.1f} s instead of {most_s:.1f}"
+    if (cost.mebibytes or 0) > target.mebibytes:
+        return f"{cost.mebibytes:.0f} MiB instead of {target.mebibytes:.0f}"
+    return ""
+
+
+def _peak() -> float:
+    """
+    How much memory did this process ever have?
+    """
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
 @contextmanager
 def _no_hang() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
@@ -139,13 +209,13 @@ def _no_hang() -> Iterator[None]:
     def stop(*_: object) -> None:
         raise _HangError
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, HANG_S)
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, HANG_S)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def _forget_peak() -> bool:

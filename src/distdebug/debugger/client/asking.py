@@ -17,7 +17,7 @@ from .choosing import choose
 from .lending import sources_to_lend
 from .model import Listing, LostNode, Process, Session, Silent
 from .reach import Reach
-from .reading import process_of, read_output
+from .reading import outputs_of, process_key, process_of, read_output
 
 
 __all__ = ["Ranks"]
@@ -164,9 +164,8 @@ class Ranks:
         outputs: list[Output] = []
         for path, answer in told.answers.items():
             if answer is not None:
-                stops = answer.get("stops") or {}
                 outputs += [
-                    read_output(p, stops.get(key, answer), session=s)
+                    read_output(p, outputs_of(answer, key), session=s)
                     for key, (p, s) in by_path[path].items()
                 ]
         return Answers(
@@ -203,7 +202,10 @@ class Ranks:
             missing = (answer or {}).get("missing")
             if missing and f"{path} {missing}" not in self._lent:
                 self._lent.add(f"{path} {missing}")
-                lent[path] = sources_to_lend(peers[path].uid, missing)
+                peer = peers[path]
+                lent[path] = sources_to_lend(
+                    peer.uid, missing, is_elsewhere=bool(peer.host)
+                )
         while requests := {
             path: request
             for path, sources in lent.items()
@@ -271,11 +273,11 @@ def _processes(
     for path, answer in answers.items():
         if answer is not None:
             process = process_of(path, answer)
-            start = (answer.get("process") or {}).get("start")
-            key = process.host, process.pid, str(start)
             # It is known by the name under which it was asked.
             host = peers[path].host or process.host
-            found.setdefault(key, attrs.evolve(process, host=host))
+            found.setdefault(
+                process_key(process, answer), attrs.evolve(process, host=host)
+            )
     return _told_apart(sorted(found.values(), key=attrgetter("place")))
 
 

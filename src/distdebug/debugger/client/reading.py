@@ -1,7 +1,8 @@
 """
-What do the answers of ranks mean?
+What do the answers of ranks, and of relays, mean?
 
-They may come from a process that is broken, so anything may be missing.
+They may come from a process that is broken, or from a node that is not to be
+trusted, so anything may be missing.
 """
 
 from __future__ import annotations
@@ -9,14 +10,23 @@ from __future__ import annotations
 import re
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..._text import clean
 from .answers import Output
 from .model import Process, Session, plain_text
 
 
-__all__ = ["process_of", "read_output", "stack_text"]
+__all__ = [
+    "Known",
+    "outputs_of",
+    "process_key",
+    "process_of",
+    "ranks_known",
+    "read_output",
+    "stack_text",
+    "texts_told",
+]
 
 _MOST_NUMBER = 1 << 62
 
@@ -34,6 +44,93 @@ _WORK = frozenset(
         "monarch-actor-event-loop",
     }
 )
+
+
+class Known(NamedTuple):
+    """
+    Whom a relay knows on its node.
+
+    Attributes:
+        folder: Where their sockets are.
+
+        ranks: The process and the user of each, by the name of its socket.
+
+        silent: Processes that do not answer it.
+    """
+
+    folder: str
+    ranks: Mapping[str, tuple[int, int]]
+    silent: tuple[int, ...]
+
+
+def ranks_known(answer: Mapping[str, Any]) -> Known | None:
+    """
+    Whom does a relay know?
+
+    Args:
+        answer: What it said to ``who``.
+
+    Returns:
+        Them; ``None`` if it is no answer to that.
+    """
+    ranks, silent = answer.get("ranks"), answer.get("silent")
+    if not isinstance(ranks, dict) or not isinstance(silent, list):
+        return None
+
+    known = {
+        name: (told[0], told[1])
+        for name, told in ranks.items()
+        if name.isprintable()
+        and isinstance(told, list)
+        and list(map(type, told)) == [int, int]
+    }
+    return Known(
+        folder=_text(answer, "folder"),
+        ranks=known,
+        silent=tuple(pid for pid in silent if type(pid) is int),
+    )
+
+
+def texts_told(answer: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """
+    What does a relay say of processes that do not answer?
+
+    Args:
+        answer: What it said to ``outside``, if anything.
+
+    Returns:
+        Some texts, of some lines each.
+    """
+    return tuple(map(plain_text, _list((answer or {}).get("told"))))
+
+
+def outputs_of(answer: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """
+    What did a process say of one of its threads?
+
+    Args:
+        answer: What it said of several.
+
+        key: Which thread is meant.
+
+    Returns:
+        That, or all that it said, if it tells nothing of this one.
+    """
+    told = _mapping(answer.get("stops")).get(key)
+    return told if isinstance(told, dict) else answer
+
+
+def process_key(process: Process, answer: Mapping[str, Any]) -> object:
+    """
+    What tells a process from all others?
+
+    Args:
+        process: The process.
+
+        answer: What it said to ``list``.
+    """
+    start = _mapping(answer.get("process")).get("start")
+    return process.host, process.pid, str(start)
 
 
 def process_of(path: str, answer: Mapping[str, Any]) -> Process:

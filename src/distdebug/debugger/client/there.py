@@ -11,8 +11,6 @@ import os
 
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
-from typing import Any
-
 import attrs
 
 from ..._text import clean
@@ -20,9 +18,10 @@ from ...errors import DebuggerError
 from ...nodes.channel import Door, Talks, close_channels
 from ...processes.model import Worker
 from .calls import Peer, ask_all
-from .model import LostNode, Silent, plain_text
+from .model import LostNode, Silent
 from .opening import Relayed, loss, open_relays
 from .reach import Reached
+from .reading import Known, ranks_known, texts_told
 
 
 __all__ = ["There", "reach_nodes"]
@@ -137,11 +136,14 @@ class There:
                 lost.append(self._silent_relay(host))
             elif problem := answer.get("error"):
                 lost.append(LostNode(host=host, reason=clean(str(problem))))
-            elif not (answer["ranks"] or answer["silent"]):
+            elif (known := ranks_known(answer)) is None:
+                reason = "its relay says what is no answer"
+                lost.append(LostNode(host=host, reason=reason))
+            elif not (known.ranks or known.silent):
                 idle.append(host)
             else:
-                peers.update(_peers(host, self._relays[host], answer))
-                silent += (Silent(host=host, pid=p) for p in answer["silent"])
+                peers.update(_peers(host, self._relays[host], known))
+                silent += (Silent(host=host, pid=p) for p in known.silent)
         return Reached(
             peers=peers,
             silent=tuple(silent),
@@ -170,9 +172,9 @@ class There:
         requests = {h: {"op": "outside", "pids": pids[h]} for h in pids}
         answers = ask_all(relays, requests, _OUTSIDE_S)
         return tuple(
-            f"{host}: {plain_text(text)}"
+            f"{host}: {text}"
             for host, answer in answers.items()
-            for text in (answer or {}).get("told") or ()
+            for text in texts_told(answer)
         )
 
     def unarmed(self) -> tuple[Worker, ...]:
@@ -209,8 +211,8 @@ class There:
 
 
 def _peers(
-    host: str, relay: Relayed, answer: Mapping[str, Any]
+    host: str, relay: Relayed, known: Known
 ) -> Iterable[tuple[str, Peer]]:
-    for name, (pid, uid) in answer["ranks"].items():
-        path = f"{host}:{answer['folder']}/{name}"
+    for name, (pid, uid) in known.ranks.items():
+        path = f"{host}:{known.folder}/{name}"
         yield path, Peer(relay.line, pid, uid, host, name)

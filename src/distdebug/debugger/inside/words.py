@@ -95,8 +95,8 @@ class Words(pdb.Pdb):
 
         self.error(
             f"{filename} is not on this node, and no client has sent it: "
-            "where it is, list and breakpoints work after the command list "
-            "of dbg"
+            "if dbg is started in its folder, list and breakpoints work after "
+            "the command list of that"
         )
         return True
 

@@ -14,6 +14,7 @@ from distdebug.errors import NodesError
 from distdebug.nodes import slurm
 from distdebug.nodes.model import Ended, NodeStatus, Trouble
 from distdebug.nodes.parcel import unpack_answer
+from distdebug.nodes.ray_env import shared_env
 from distdebug.nodes.wire import ended_from_line, ended_to_line
 
 from ..target import target
@@ -82,5 +83,5 @@ def ray_tables(data: bytes) -> object:
     """
     text = data.decode("utf-8", "replace")
     dashboard.split_address(text[:200])
-    tables._shared(tables._loads(text))
+    shared_env(tables._loads(text))
     return dashboard._judged("dashboard", "host:1", data, "2.50.1")
