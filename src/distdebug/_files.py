@@ -34,6 +34,7 @@ __all__ = [
     "replace_link",
     "resolved",
     "scratch_file",
+    "stays_in",
     "write_whole",
 ]
 
@@ -156,6 +157,25 @@ def resolved(path: Path) -> Path:
         return path.resolve()
     except (OSError, RuntimeError):  # links that lead to each other
         return path.absolute()
+
+
+def stays_in(
+    path: str | os.PathLike[str], folder: str | os.PathLike[str]
+) -> bool:
+    """
+    Does a path lie in a folder, also after its links are followed?
+
+    Args:
+        path: The path.
+
+        folder: The folder.
+
+    Returns:
+        Whether it does, or is the folder itself.
+    """
+    # Those of Path raise where links go round.
+    target, top = os.path.realpath(path), os.path.realpath(folder)
+    return f"{target}/".startswith(f"{top.rstrip('/')}/")
 
 
 def matching(folder: str | os.PathLike[str], pattern: str) -> list[Path]:

@@ -32,7 +32,10 @@ _ESCAPES = re.compile(
 # Letters by their class, of which nothing is seen.
 _FILLERS = dict.fromkeys((0x115F, 0x1160, 0x2800, 0x3164, 0xFFA0), " ")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-_CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+# The last ones turn the direction of writing, so that lines read otherwise.
+_CONTROLS = re.compile(
+    r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
+)
 
 
 def clean(text: str, *, limit: int = 200) -> str:
@@ -161,8 +164,8 @@ def without_controls(text: str) -> str:
     """
     What is this text without what only a terminal understands?
 
-    Escape sequences and control characters are taken out, but for the ends of
-    lines and tabulators.
+    Escape sequences, control characters, and what changes the direction of
+    writing are taken out, but for the ends of lines and tabulators.
 
     Args:
         text: Any text, of any number of lines.

@@ -10,7 +10,7 @@ where it may go to ``regressions/TARGET/``.
 
     python tests/fuzz/run.py --list
     python tests/fuzz/run.py --seconds 60 gdb pyspy_text
-    python tests/fuzz/run.py --together --seconds 60
+    python tests/fuzz/run.py --together --seconds 60 --jobs 2
     python tests/fuzz/run.py --costs
 """
 
@@ -31,6 +31,8 @@ import time
 import warnings
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 
@@ -68,12 +70,16 @@ def main() -> int:
     if args.list:
         print(*names, sep="\n")
         return 0
-    if args.together:
-        names = ["+".join(names)]
     if args.costs:
         return _costs(names)
+    if args.together:
+        # What lies side by side is of one room, and imports the same.
+        share = -(-len(names) // args.jobs)
+        starts = range(0, len(names), share)
+        names = ["+".join(names[i : i + share]) for i in starts]
     print(f"{'target':22}{'inputs':>9}{'edges':>14}{'new':>6}  defects")
-    found = [_spawn(name, args) for name in names]
+    with ThreadPoolExecutor(args.jobs) as pool:
+        found = list(pool.map(partial(_spawn, args=args), names))
     return int(any(found))
 
 
@@ -82,6 +88,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("targets", nargs="*", help="by default all")
     parser.add_argument("--seconds", type=float, default=10.0, help="for each")
     parser.add_argument("--together", action="store_true", help="at once")
+    parser.add_argument("--jobs", type=int, default=1, help="at a time")
     parser.add_argument("--plain", action="store_true", help="not by atheris")
     parser.add_argument("--costs", action="store_true", help="of 1 MiB each")
     parser.add_argument("--list", action="store_true", help="name the targets")
@@ -141,13 +148,14 @@ def _spawn(name: str, args: argparse.Namespace) -> int:
     lines = [x for x in output.splitlines() if x.startswith(_REPORT)]
     if not lines:
         shown = [x for x in output.splitlines() if "INFO: " not in x]
-        print(f"{name:.20} died:", *shown[-30:], sep="\n")
+        print(f"{name:.60} died:", *shown[-30:], sep="\n")
         return 1
 
     told = json.loads(lines[-1].removeprefix(_REPORT))
     edges = [int(x) for x in _EDGES.findall(output)]
     reached = f"{edges[0]}-{edges[-1]}" if edges else ""
-    shown = name if "+" not in name else "all together"
+    first, plus, _ = name.partition("+")
+    shown = f"{first}, {name.count('+')} more" if plus else name
     print(
         f"{shown:22}{told['inputs']:9}{reached:>14}{told['new']:6}"
         f"  {len(told['defects'])}  ({time.monotonic() - begin:.0f} s)",
@@ -263,7 +271,8 @@ def _with_atheris(bench, args: argparse.Namespace) -> None:
             return atheris.Mutate(data, most)
         return mutate(data, bench.seeds, rng)[:most]
 
-    options = ["-max_len=65536", "-timeout=60", "-rss_limit_mb=4096"]
+    # What hangs is told by the processor's clock; this is for what waits.
+    options = ["-max_len=65536", "-timeout=300", "-rss_limit_mb=4096"]
     # Who asks for too much gets none; that alone is no defect.
     options += ["-malloc_limit_mb=1000000", f"-artifact_prefix={found}/"]
     options += [

@@ -17,6 +17,7 @@ from distdebug._files import (
     open_ordinary,
     output_to,
     resolved,
+    stays_in,
 )
 from distdebug.errors import OutputError
 
@@ -50,6 +51,32 @@ def test_there(tmp_path):
     assert [tmp_path / "link", tmp_path / "stray"] == matching(
         tmp_path, "[ls]*"
     )
+
+
+@pytest.mark.parametrize(
+    ("target", "expected"),
+    [
+        ("file", True),
+        ("sub/../file", True),
+        ("nothing", True),
+        (".", True),
+        ("link", True),
+        ("..", False),
+        ("/etc/passwd", False),
+        ("../folder2/file", False),
+    ],
+)
+def test_stays_in(tmp_path, target, expected):
+    """
+    A link stays in a folder if what it leads to does; one in a circle does.
+    """
+    folder = tmp_path / "folder"
+    (folder / "sub").mkdir(parents=True)
+    (tmp_path / "folder2").mkdir()
+    (folder / "link").symlink_to(target)
+
+    assert expected == stays_in(folder / "link", folder)
+    assert stays_in(folder / "link", "/")
 
 
 def test_gone(tmp_path, gone):

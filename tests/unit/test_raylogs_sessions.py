@@ -88,16 +88,40 @@ def test_broken_link_itself(tmp_path):
 
 def test_stray_link(tmp_path):
     """
-    A link to a session elsewhere is followed where nothing lies beside it.
+    A link to a session elsewhere is followed if it is named itself.
     """
     make_session(tmp_path / "ray")
     (tmp_path / "mine").mkdir()
     link = tmp_path / "mine" / "session_latest"
     link.symlink_to(tmp_path / "ray" / FIRST)
 
-    found = find_ray_sessions(link.parent)
+    found = find_ray_sessions(link)
 
     assert [tmp_path / "ray" / FIRST] == roots(found)
+
+
+@pytest.mark.parametrize(
+    ("link", "target"),
+    [
+        ("session_latest", f"ray/{FIRST}"),
+        (SECOND, f"ray/{FIRST}"),
+        (f"node/{SECOND}", f"ray/{FIRST}"),
+        ("node/ray", "ray"),
+        (f"{SECOND}/logs", f"ray/{FIRST}/logs"),
+    ],
+    ids=["latest", "dated", "below", "folder", "logs"],
+)
+def test_link_out(tmp_path, link, target):
+    """
+    No link leads out of the folder that was named: others may have made it.
+    """
+    make_session(tmp_path / "ray")
+    path = tmp_path / "bundle" / link
+    path.parent.mkdir(parents=True)
+    path.symlink_to(tmp_path / target)
+
+    with pytest.raises(NoLogsError):
+        find_ray_sessions(tmp_path / "bundle")
 
 
 def test_copied_latest(tmp_path):

@@ -12,6 +12,7 @@ import json
 import os
 import pickle
 import re
+import shlex
 import stat
 
 from pathlib import Path
@@ -23,6 +24,7 @@ import distdebug
 from distdebug.bundle.manifest import MANIFEST, Manifest, NodeEntry
 from distdebug.errors import ConfigError, DistdebugError
 from distdebug.findings import Missing
+from distdebug.report.about import about
 from distdebug.testing import SimulatedJob, make_dumps
 
 
@@ -30,6 +32,8 @@ SOURCE = Path(distdebug.__file__).parent
 TESTS = Path(__file__).parents[1]
 PAGE = TESTS.parent / "docs" / "explanation" / "security.md"
 SECRET = "s3cr3t-of-somebody"
+SESSION = "session_2026-11-22_03-17-53_779780_27567"
+WORKER = f"worker-{'ab' * 28}-01000000-28115.err"
 
 # Where code that is not ours may run, and on whose word.
 KNOWN = {
@@ -90,9 +94,10 @@ def test_the_tests_of_the_page_exist():
     """
     Each row of the page names tests, and all of them are there.
     """
+    _, _, after = PAGE.read_text().partition("## Threats")
     rows = [
         line
-        for line in PAGE.read_text().partition("## Threats")[2].splitlines()
+        for line in after.partition("## What is not")[0].splitlines()
         if line.startswith("|") and "---" not in line
     ]
     threats = [row for row in rows if not row.startswith("| threat |")]
@@ -212,6 +217,80 @@ def test_links_out_of_a_bundle_are_not_read(tmp_path, name):
     assert SECRET in told_about(outside)
 
 
+@pytest.mark.parametrize(
+    ("name", "target"),
+    [
+        ("session_latest", ""),
+        (SESSION, ""),
+        (f"node/{SESSION}", ""),
+        (f"{SESSION}/logs", "logs"),
+        (f"{SESSION}/logs/raylet.out", "logs/raylet.out"),
+        (f"{SESSION}/logs/{WORKER}", f"logs/{WORKER}"),
+    ],
+    ids=["latest", "dated", "below", "logs", "raylet", "worker"],
+)
+def test_links_out_of_a_session_are_not_read(tmp_path, name, target):
+    """
+    What a link in a session of Ray leads to, outside of it, is told nowhere.
+    """
+    outside = tmp_path / "outside" / SESSION
+    (outside / "logs").mkdir(parents=True)
+    (outside / "logs" / "raylet.out").write_text(f"[E] {SECRET}\n")
+    (outside / "logs" / WORKER).write_text(
+        ":job_id:01000000\nTraceback (most recent call last):\n"
+        f'  File "a.py", line 1, in f\nRuntimeError: {SECRET}\n'
+    )
+    folder = bundle(tmp_path / "bundle")
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).symlink_to(outside / target)
+
+    told = told_about(folder)
+
+    assert SECRET not in told
+    assert SECRET in told_about(tmp_path / "outside")
+
+
+FACTS = {
+    "schema": 1,
+    "taken": 1.7e9,
+    "machine": {"booted": 1.6e9},
+    "kernel": {"lines": [f"[ 5.0] NVRM: Xid (PCI:0000:01:00): 79, {SECRET}"]},
+    "variables": [{"pids": [7], "variables": {"NCCL_SOCKET_IFNAME": SECRET}}],
+    "interfaces": [{"name": "eth0", "is_up": True, "addresses": []}],
+}
+STACKS = f"""\
+Process 7: python train.py
+Python v3.11.7 (/usr/bin/python)
+
+Thread 7 (active): "MainThread"
+    {SECRET} (train.py:7)
+"""
+
+
+@pytest.mark.parametrize("is_link", [False, True], ids=["file", "link"])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("node/node.json", json.dumps(FACTS)), ("node/pyspy_7.txt", STACKS)],
+    ids=["facts", "stacks"],
+)
+def test_links_of_facts_and_stacks_are_not_read(tmp_path, name, text, is_link):
+    """
+    A link that leads out is not followed where facts and stacks are read.
+    """
+    outside = tmp_path / "outside"
+    outside.write_text(text)
+    folder = bundle(tmp_path / "bundle")
+    if is_link:
+        (folder / name).symlink_to(outside)
+    else:
+        (folder / name).write_text(text)
+
+    told = told_about(folder)
+    page = distdebug.report_html(distdebug.diagnose(folder))
+
+    assert is_link == (SECRET not in told + page)
+
+
 def test_a_manifest_opens_nothing(tmp_path):
     """
     Names in a manifest that lead elsewhere are not followed.
@@ -229,6 +308,23 @@ def test_a_manifest_opens_nothing(tmp_path):
 
     assert SECRET not in told
     assert SECRET in told_about(tmp_path)
+
+
+def test_advised_commands_are_quoted(tmp_path, monkeypatch):
+    """
+    A folder may be called like a command, and is no command on a page.
+    """
+    monkeypatch.chdir(tmp_path)
+    name = "$(touch was_here); `id` 'x"
+    bundle(tmp_path / name)
+
+    told = about(distdebug.diagnose(name))
+
+    assert told.commands
+    for command in told.commands:
+        words = shlex.split(command)
+        assert ["python", "-m", "distdebug"] == words[:3]
+        assert name in words
 
 
 def test_what_is_written_is_private(tmp_path):

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from .._files import open_ordinary
+from .._files import open_ordinary, stays_in
 from .._text import reason_of
 from ..findings import Missing
 
@@ -158,7 +158,7 @@ class Walk:
         for entry in entries:
             path = folder / entry.name
             try:
-                if entry.is_symlink() and not _stays(path, root):
+                if entry.is_symlink() and not stays_in(path, root):
                     continue
                 status = entry.stat()
             except (OSError, RuntimeError):  # gone, or a link to nothing
@@ -199,7 +199,3 @@ def walk_logs(
         The logs, found while it is iterated over, and what was left out.
     """
     return Walk(paths)
-
-
-def _stays(path: Path, root: Path) -> bool:
-    return path.resolve().is_relative_to(root)

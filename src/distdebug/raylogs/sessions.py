@@ -17,7 +17,7 @@ from pathlib import Path
 
 import attrs
 
-from .._files import is_folder
+from .._files import is_folder, stays_in
 from ..errors import NoLogsError
 from .model import RaySession
 from .nodes import SESSION_NAME, named_hosts, session_facts
@@ -52,8 +52,10 @@ def find_ray_sessions(
     Args:
         places: Folders of sessions, their ``logs``, temporary folders of Ray,
             and folders with anything of that below, such as one for each
-            node.  Without any, ``RAY_TMPDIR`` is looked at; or else all
-            folders of this machine that are called like those of Ray.
+            node.  A link is followed if it is named itself, and not if it
+            leads out of such a folder.  Without any, ``RAY_TMPDIR`` is looked
+            at; or else all folders of this machine that are called like those
+            of Ray.
 
         every: Whether to find all sessions of a temporary folder, rather than
             the latest.
@@ -73,7 +75,9 @@ def find_ray_sessions(
     depth = _MOST_DEPTH if places else 2
     budget = iter(range(_MOST_FOLDERS))
     for place in wanted:
-        roots += _below(place.absolute(), budget, depth, every=every)
+        top = _beside(place.absolute())
+        below = _below(top, budget, depth, every=every)
+        roots += (root for root in below if stays_in(root, top))
 
     # Several ways may lead to one session.
     each_once = {x.root: x for x in map(_session, roots)}.values()
@@ -116,17 +120,24 @@ def _session(root: Path) -> RaySession:
         root = (
             root.parent if SESSION_NAME.fullmatch(root.parent.name) else root
         )
-    logs = root / "logs"
     session = RaySession(
         root=root,
-        logs=logs if is_folder(logs) else root,
+        logs=_logs(root),
         name=root.parent.name if root.name == "logs" else root.name,
     )
     return attrs.evolve(session, **session_facts(session))
 
 
 def _is_session(folder: Path) -> bool:
-    return _has_logs(folder / "logs") or _has_logs(folder)
+    return _has_logs(_logs(folder)) or _has_logs(folder)
+
+
+def _logs(root: Path) -> Path:
+    """
+    Where the logs of a session are; a link that leads out is not followed.
+    """
+    logs = root / "logs"
+    return logs if is_folder(logs) and stays_in(logs, root) else root
 
 
 def _has_logs(folder: Path) -> bool:
@@ -141,7 +152,6 @@ def _below(
     """
     The sessions at and below a folder.
     """
-    folder = _beside(folder)
     if _is_session(folder):
         return [folder]
     entries = _entries(folder)

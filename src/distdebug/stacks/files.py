@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from .._files import stays_in
+
 
 __all__ = ["is_captured", "is_stack_like", "read_text", "stack_files_in"]
 
@@ -59,12 +61,18 @@ def stack_files_in(folder: Path) -> list[Path]:
     Which files of a folder may hold stacks?
 
     Args:
-        folder: The folder; those in it are searched too.
+        folder: The folder; those in it are searched too.  Links are followed
+            only if they stay in it: others may have made it.
 
     Returns:
         The files, in order, JSON before a text of the same name.
     """
-    return sorted(f for f in _below(folder) if is_stack_like(f.name))
+    return sorted(
+        file
+        for file in _below(folder)
+        if is_stack_like(file.name)
+        and not (file.is_symlink() and not stays_in(file, folder))
+    )
 
 
 def _below(folder: Path) -> Iterator[Path]:

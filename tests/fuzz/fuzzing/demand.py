@@ -24,7 +24,7 @@ from distdebug.errors import DistdebugError
 from .target import Target
 
 
-__all__ = ["Cost", "DefectError", "check_cost", "cost_of", "feed"]
+__all__ = ["MIB", "Cost", "DefectError", "check_cost", "cost_of", "feed"]
 
 # Whoever takes longer is taken to hang: seconds of a processor, because those
 # of a clock depend on what else the machine does.
@@ -111,9 +111,7 @@ def _told(exc: BaseException) -> str:
     """
     What people see of an error, if it is one of ours.
     """
-    return (
-        f"{exc}\n{exc.remedy}" if isinstance(exc, DistdebugError) else ""
-    )
+    return f"{exc}\n{exc.remedy}" if isinstance(exc, DistdebugError) else ""
 
 
 def show(result: object) -> str:

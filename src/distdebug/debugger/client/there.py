@@ -11,6 +11,7 @@ import os
 
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
+
 import attrs
 
 from ..._text import clean

@@ -12,7 +12,13 @@ from pathlib import Path
 
 import attrs
 
-from ..._files import is_file, is_folder, matching, open_ordinary
+from ..._files import (
+    is_file,
+    is_folder,
+    matching,
+    open_ordinary,
+    stays_in,
+)
 from ..._lines import walk_logs
 from ...errors import NoLogsError
 from ...findings import Missing
@@ -109,7 +115,7 @@ def _nodes(folders: Iterable[Path]) -> Iterator[tuple[str, Path]]:
     for folder in folders:
         found = [folder / _NODE_FACTS, *matching(folder, f"*/{_NODE_FACTS}")]
         for path in found[:_MOST_NODES]:
-            if is_file(path):
+            if is_file(path) and stays_in(path, folder):
                 yield path.absolute().parent.name, path
 
 

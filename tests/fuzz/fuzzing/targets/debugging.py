@@ -7,13 +7,18 @@ from __future__ import annotations
 import json
 
 from distdebug.debugger.client.commands import parse_command
-from distdebug.debugger.client.model import Process
+from distdebug.debugger.client.model import Listing, Process, Silent
 from distdebug.debugger.client.reading import (
+    outputs_of,
+    process_key,
     process_of,
+    ranks_known,
     read_output,
     stack_text,
+    texts_told,
 )
-from distdebug.debugger.wire import Feed, WireError
+from distdebug.debugger.inside.answers import answer as answer_to
+from distdebug.debugger.wire import Feed, WireError, pack
 
 from ..target import target
 
@@ -50,7 +55,8 @@ def debugger_frames(data: bytes) -> object:
     for start in range(0, len(data), 4096):
         for answer in feed.take(data[start : start + 4096]):
             process = process_of("socket", answer)
-            output = read_output(process, answer)
+            process_key(process, answer)
+            output = read_output(process, outputs_of(answer, "1"))
             stack_text(answer.get("threads"))
             shown += [_line(process), output.text, output.state]
     return shown
@@ -59,6 +65,51 @@ def debugger_frames(data: bytes) -> object:
 def _line(process: Process) -> str:
     stops = [f"{s.thread} {s.reason} {s.file}" for s in process.sessions]
     return " ".join([process.group, process.host, process.file, *stops])
+
+
+def _requests() -> list[bytes]:
+    asked = (
+        {"op": "list"},
+        {"op": "command", "line": "n", "keys": ["1"], "wait": 0},
+        {"op": "last", "keys": ["1", "2"]},
+        {"op": "extend", "keys": ["1"], "seconds": 5},
+        {"op": "stack", "all": True},
+        {"op": "source", "file": "a.py", "text": "x = 1\n"},
+        {"op": "resume", "wait": 0},
+    )
+    return [json.dumps({"id": 1, **x}).encode() + b"\n" for x in asked]
+
+
+@target(WireError, seeds=_requests)
+def debugger_requests(data: bytes) -> object:
+    """
+    What somebody asks a rank that holds no thread.
+    """
+    for request in Feed().take(data):
+        # These run code of the owner, or stop this very thread.
+        if str(request.get("op")) not in {"eval", "interrupt"}:
+            pack(answer_to(request))
+
+
+def _relays() -> list[bytes]:
+    known = {"folder": "/x", "ranks": {"0.1.7.sock": [7, 0]}, "silent": [9]}
+    told = {"told": ["process 9 does not answer"]}
+    return [json.dumps(x).encode() + b"\n" for x in (known, told)]
+
+
+@target(WireError, seeds=_relays)
+def debugger_relay(data: bytes) -> object:
+    """
+    What the relay of another node answers.
+    """
+    shown = []
+    for answer in Feed().take(data):
+        shown += texts_told(answer)
+        if known := ranks_known(answer):
+            silent = [Silent(host="a", pid=pid) for pid in known.silent]
+            shown += [known.folder, *known.ranks]
+            shown.append(Listing(silent=silent))
+    return shown
 
 
 @target()
