@@ -20,7 +20,7 @@ import nox
 nox.needs_version = ">=2025.5.1"
 nox.options.default_venv_backend = "none"
 nox.options.sessions = [
-    *("lint", "typing", "docs", "tests", "pages", "integration"),
+    *("lint", "typing", "docs", "tests", "fuzz", "pages", "integration"),
 ]
 
 PYPROJECT = nox.project.load_toml()
@@ -82,13 +82,15 @@ def pages(session: nox.Session) -> None:
     session.run("pytest", "tests/pages", "-n", "auto", *session.posargs)
 
 
-@nox.session(default=False)
+@nox.session
 def fuzz(session: nox.Session) -> None:
     """
     Does every parser bear what nobody has tried, and in bounded time?
     """
-    session.run("pytest", "tests/fuzz")
-    options = session.posargs or ["--together", "--seconds", "45"]
+    session.run("pytest", "tests/fuzz", "-n", "auto")
+    # All of them share these seconds; by hand, each may have an hour.
+    short = ["--together", "--jobs", "2", "--seconds", "25"]
+    options = session.posargs or short
     session.run("python", "tests/fuzz/run.py", *options)
 
 

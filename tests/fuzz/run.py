@@ -32,6 +32,7 @@ import warnings
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -77,9 +78,13 @@ def main() -> int:
         share = -(-len(names) // args.jobs)
         starts = range(0, len(names), share)
         names = ["+".join(names[i : i + share]) for i in starts]
+    args.found = args.found or Path(tempfile.mkdtemp(prefix="distdebug-fuzz-"))
+    args.found.mkdir(parents=True, exist_ok=True)
     print(f"{'target':22}{'inputs':>9}{'edges':>14}{'new':>6}  defects")
     with ThreadPoolExecutor(args.jobs) as pool:
         found = list(pool.map(partial(_spawn, args=args), names))
+    with suppress(OSError):  # nothing was found
+        args.found.rmdir()
     return int(any(found))
 
 
@@ -128,16 +133,22 @@ def _spawn(name: str, args: argparse.Namespace) -> int:
     """
     Fuzz in another process, which may hang or die.
     """
-    found = args.found or Path(tempfile.gettempdir(), "distdebug-fuzz-found")
-    command = [sys.executable, __file__, "--child", "--found", str(found)]
+    with tempfile.TemporaryDirectory(prefix="distdebug-corpus-") as corpus:
+        return _watch(name, args, args.corpus or corpus)
+
+
+def _watch(name: str, args: argparse.Namespace, corpus: str | Path) -> int:
+    command = [sys.executable, __file__, "--child", "--corpus", str(corpus)]
+    command += ["--found", str(args.found)]
     command += ["--seconds", str(args.seconds), "--seed", str(args.seed)]
     command += ["--plain"] if args.plain else []
-    command += ["--corpus", str(args.corpus)] if args.corpus else []
     begin = time.monotonic()
     try:
         ended = subprocess.run(
             [*command, *map(_full, name.split("+"))],
             capture_output=True,
+            # A slow machine does less of the same, and nothing else.
+            env={**os.environ, "PYTHONHASHSEED": "0"},
             text=True,
             errors="replace",
             timeout=args.seconds + _START_S,
@@ -244,14 +255,11 @@ def _with_atheris(bench, args: argparse.Namespace) -> None:
     from fuzzing.mutate import mutate
     from fuzzing.places import tidy
 
-    corpus = Path(args.corpus or tempfile.mkdtemp(prefix="distdebug-corpus-"))
-    corpus = corpus / args.targets[0].partition(":")[2]
+    corpus = args.corpus / args.targets[0].partition(":")[2]
     corpus.mkdir(parents=True, exist_ok=True)
     for seed in bench.seeds:
         name = hashlib.sha256(seed).hexdigest()[:20]
         (corpus / name).write_bytes(seed)
-    found = args.found / "died"
-    found.mkdir(parents=True, exist_ok=True)
     before = len(list(corpus.iterdir()))
     deadline = time.monotonic() + args.seconds
     rng = random.Random(args.seed)
@@ -274,7 +282,10 @@ def _with_atheris(bench, args: argparse.Namespace) -> None:
     # What hangs is told by the processor's clock; this is for what waits.
     options = ["-max_len=65536", "-timeout=300", "-rss_limit_mb=4096"]
     # Who asks for too much gets none; that alone is no defect.
-    options += ["-malloc_limit_mb=1000000", f"-artifact_prefix={found}/"]
+    options += [
+        "-malloc_limit_mb=1000000",
+        f"-artifact_prefix={args.found}/died-",
+    ]
     options += [
         f"-seed={args.seed}",
     ]

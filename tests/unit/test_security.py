@@ -15,17 +15,19 @@ import re
 import shlex
 import stat
 
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 import distdebug
 
+from distdebug.__main__ import main
 from distdebug.bundle.manifest import MANIFEST, Manifest, NodeEntry
 from distdebug.errors import ConfigError, DistdebugError
 from distdebug.findings import Missing
 from distdebug.report.about import about
-from distdebug.testing import SimulatedJob, make_dumps
+from distdebug.testing import SimulatedJob, make_dumps, plain_dump
 
 
 SOURCE = Path(distdebug.__file__).parent
@@ -325,6 +327,83 @@ def test_advised_commands_are_quoted(tmp_path, monkeypatch):
         words = shlex.split(command)
         assert ["python", "-m", "distdebug"] == words[:3]
         assert name in words
+
+
+EVIL = "\x1b]0;owned\x07\x1b[31mred\x9b2J\u202egnp\u2066\r\x08\x00"
+TRACE = (
+    "Traceback (most recent call last):\n"
+    f'  File "{EVIL}.py", line 1, in f{EVIL}\n'
+    f"RuntimeError: CUDA out of memory {EVIL}\n"
+)
+WATCHDOG = (
+    "[rank1]:[E ProcessGroupNCCL.cpp:616] [Rank 1] Watchdog caught collective "
+    f"operation timeout: WorkNCCL(SeqNum=3, OpType=ALLREDUCE{EVIL}, NumelIn=1,"
+    " NumelOut=1, Timeout(ms)=600000) ran for 600026 milliseconds before"
+)
+
+
+@pytest.fixture(scope="module")
+def evil(tmp_path_factory):
+    """
+    A bundle in which every text, also names of files, steers terminals.
+    """
+    folder = tmp_path_factory.mktemp("evil") / "bun\x1b[31mdle\u202e"
+    node, logs = folder / "no\x1b[2Jde", folder / SESSION / "logs"
+    (node / "dumps").mkdir(parents=True)
+    logs.mkdir(parents=True)
+    job = SimulatedJob(2, stack_depth=2)
+    job.collective("all_reduce")
+    job.collective("all_reduce", ranks=[0])
+    for rank in range(2):
+        dump = plain_dump(job, rank)
+        for entry in dump["entries"]:
+            place = {"name": EVIL, "filename": EVIL, "line": 3}
+            entry.update(frames=[place], process_group=["0", EVIL])
+            entry["profiling_name"] += EVIL
+        path = node / "dumps" / f"nccl_trace_rank_{rank}"
+        path.write_text(json.dumps(dump))
+    stacks = STACKS.replace(SECRET, EVIL).replace("MainThread", EVIL)
+    (node / "pyspy_7.txt").write_text(stacks)
+    (node / "rank0\x1b[31m.log").write_text(f"{TRACE}{WATCHDOG}\n")
+    head = f":job_id:01000000\n:actor_name:Act{EVIL}\n"
+    (logs / WORKER).write_text(head + TRACE)
+    (logs / "raylet.out").write_text(f"[E] A worker died {EVIL}\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "diagnose -",
+        "diagnose - --full",
+        "diagnose - --json",
+        "analyze -",
+        "analyze - --entries --stack-traces",
+        "stacks -",
+        "logs -",
+        "logs - --actor *",
+        "logs - --deaths",
+        "logs - --errors",
+        "phase -",
+        "nsight reports -",
+        "nsight doctor -",
+        "health - -",
+    ],
+)
+def test_commands_steer_no_terminal(evil, line, capsys):
+    """
+    Nothing that a terminal would obey comes out of a bundle to the screen.
+    """
+    argv = [str(evil) if word == "-" else word for word in line.split()]
+
+    with suppress(SystemExit):  # what it was told is not understood
+        main(argv)
+    said = "".join(capsys.readouterr())
+
+    assert len(said) > 50
+    assert [] == re.findall(
+        r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", said
+    )
 
 
 def test_what_is_written_is_private(tmp_path):

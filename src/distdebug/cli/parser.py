@@ -7,6 +7,9 @@ from __future__ import annotations
 import argparse
 import sys
 
+from typing import NoReturn
+
+from .._text import clean
 from . import (
     analyze,
     dbg,
@@ -73,6 +76,18 @@ Exit status: 0 looked and found nothing wrong; 1 found something;
 """
 
 
+class _Parser(argparse.ArgumentParser):
+    """
+    Quotes in its complaints only what a terminal may be shown.
+    """
+
+    def error(self, message: str) -> NoReturn:
+        """
+        Complain, and end the program.
+        """
+        super().error(clean(message, limit=1000))
+
+
 class _Version(argparse.Action):
     """
     Look the version up only if somebody wants to know.
@@ -95,7 +110,7 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     Returns:
         The parser.  What it parses has a function *run* that takes it.
     """
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog=prog,
         description=_DESCRIPTION,
         epilog=_EPILOG.format(prog=prog),

@@ -8,6 +8,7 @@ import re
 
 from html.parser import HTMLParser
 from itertools import cycle, islice
+from unittest.mock import patch
 
 from distdebug.diagnosis.logs.join import diagnose_logs
 from distdebug.diagnosis.logs.read import read_logs
@@ -23,6 +24,7 @@ from distdebug.findings import (
     Location,
     Missing,
 )
+from distdebug.report import page as pages
 from distdebug.report import report_html
 from distdebug.stacks.parse import read_stack_files
 
@@ -99,6 +101,7 @@ def _diagnosis(texts: list[str], seen: Seen) -> Diagnosis:
     )
 
 
+_TEMPLATES = pages._templates()
 _PLAIN = _Tags()
 _PLAIN.feed(report_html(_diagnosis(["a"], Seen())))
 # What else the parts about stacks and logs are made of.
@@ -120,7 +123,9 @@ def page(data: bytes) -> object:
         stacks=read_stack_files(file).stacks,
         logs=read_logs([file]),
     )
-    html = report_html(_diagnosis(texts, seen))
+    # To compile templates takes longer than all else.
+    with patch.object(pages, "_templates", lambda: _TEMPLATES):
+        html = report_html(_diagnosis(texts, seen))
     found = _Tags()
     found.feed(html)
     assert found.kinds <= _KINDS, found.kinds - _KINDS

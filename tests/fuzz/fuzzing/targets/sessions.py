@@ -28,12 +28,12 @@ _LOGS = "session_2026-11-22_03-17-53_779780_27567/logs"
 
 def _sessions() -> list[bytes]:
     folders = sorted(_SAMPLES.glob("*/*/"))
-    return [parcel_of(x, most=3000)[: 1 << 16] for x in folders]
+    return [parcel_of(x, most=600)[: 1 << 14] for x in folders]
 
 
 def _files(pattern: str) -> list[bytes]:
     files = sorted(_SAMPLES.glob(f"*/**/{pattern}"))
-    return [x.read_bytes()[-(1 << 13) :] for x in files[:12]]
+    return [x.read_bytes()[-(1 << 12) :] for x in files[:12]]
 
 
 def _judged(folder: object) -> object:
