@@ -111,7 +111,8 @@ def dump_careful(data: bytes) -> object:
     return repr(load_plain(data).damage), _decoded(data, is_limited=False)
 
 
-@target(DumpError, seeds=_pickles)
+# Python's reader may ask for much at once; a limit of its process holds it.
+@target(DumpError, seeds=_pickles, mebibytes=600)
 def dump_fast(data: bytes) -> object:
     """
     A pickle, by the one of Python, which gets nothing but plain data.
