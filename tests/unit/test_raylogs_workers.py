@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import math
 import os
 
 from pathlib import Path
@@ -313,6 +314,8 @@ def test_exported(session):
         '{"actor_id"\n',
         '{"event_data": {"actor_id": "?"}}\n',
         '{"event_data": {"actor_id": 7}}\n',
+        exported(pid=math.inf, name="no number"),
+        exported(pid=math.nan, name="no number"),
         '"actor_id"\n',
         f'{"[" * 100_000}"actor_id"\n',
     ]

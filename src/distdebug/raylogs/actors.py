@@ -219,7 +219,10 @@ def _exported(line: bytes) -> KnownActor | None:
             node_id=_hex(data.get("node_id") or ""),
             state=_text(data, "state"),
         )
-    except (ValueError, LookupError, TypeError, RecursionError):
+    except (
+        *(LookupError, OverflowError, RecursionError),
+        *(TypeError, ValueError),
+    ):
         return None
 
 

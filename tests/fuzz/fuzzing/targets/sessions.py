@@ -4,6 +4,8 @@ What Ray leaves in the folder of a session.
 
 from __future__ import annotations
 
+import json
+
 from itertools import islice
 
 from distdebug.errors import NoLogsError
@@ -106,6 +108,23 @@ def ray_events(data: bytes) -> object:
     What Ray writes as JSON, line by line.
     """
     return _one(data, "events/event_RAYLET.log")
+
+
+def _exports() -> list[bytes]:
+    told = {"actor_id": "AAEC", "node_id": "AAEC", "class_name": "A"}
+    more = {"name": "a", "repr_name": "A(1)", "state": "ALIVE", "pid": 28115}
+    return [json.dumps({"event_data": {**told, **more}}).encode() + b"\n"]
+
+
+@target(seeds=_exports)
+def ray_exports(data: bytes) -> object:
+    """
+    What Ray tells of actors, if it was asked to.
+    """
+    name = f"{_LOGS}/export_events/event_EXPORT_ACTOR.log"
+    folder = folder_of(b"@@@ %s\n%s" % (name.encode(), data), "ray")
+    file_of(b":job_id:1\n", f"ray/{_LOGS}/worker-{'ab' * 28}-01-28115.out")
+    return worker_logs(find_ray_sessions(folder))
 
 
 @target(seeds=lambda: _files("worker-*.err"))
