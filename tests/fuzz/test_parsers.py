@@ -92,6 +92,20 @@ def test_costs(name):
         check_cost(TARGETS[name], data)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_long_field(name):
+    """
+    A field that no reader of tables takes is borne, with real lines before it.
+    """
+    target = TARGETS[name]
+    size = min(MIB // 4, target.most or MIB)
+    head, _, _ = seeds_of(name)[0].partition(b"\n")
+
+    cost = check_cost(target, (head + b"\n").ljust(size, b"a"))
+
+    assert cost.seconds >= 0
+
+
 def test_table():
     """
     The documentation names all targets, and no others.

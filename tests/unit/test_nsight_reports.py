@@ -563,6 +563,18 @@ class TestSummary:
         assert 2 == len(json.loads(json.dumps(got.to_dict()))["ranges"])
         assert {"bin", path.name} == set(names(tmp_path))
 
+    def test_endless_name(self, tmp_path):
+        """
+        A range with a name of 200,000 characters costs only itself.
+        """
+        path = make_report(tmp_path)
+        end = 'printf "9,9,1,1,P,%0200000d\\n" 0 >>"${out}_nvtx_sum.csv"'
+
+        got = summarize_report(path, nsys=self.nsys(tmp_path / "bin", end=end))
+
+        assert ["large", "small"] == [row.name for row in got.ranges]
+        assert "" == got.problem
+
     @pytest.mark.parametrize(
         ("end", "said"),
         [

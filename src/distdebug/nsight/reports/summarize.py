@@ -12,6 +12,8 @@ import shutil
 import tempfile
 
 from collections.abc import Iterable
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -175,8 +177,12 @@ def _chosen(known: set[str]) -> dict[str, str]:
 def _rows(files: Iterable[Path]) -> tuple[ReportRow, ...]:
     found = []
     for file in files:
-        with file.open(encoding="utf-8", errors="replace", newline="") as text:
-            for record, _ in zip(csv.DictReader(text), range(_MOST_ROWS)):  # noqa: B905 it is a bound
+        with (
+            file.open(encoding="utf-8", errors="replace", newline="") as text,
+            # A name that is too long hides what comes after it.
+            suppress(csv.Error),
+        ):
+            for record in islice(csv.DictReader(text), _MOST_ROWS):
                 found += _row(record)
     return tuple(sorted(found, key=lambda row: -row.total_s))
 
