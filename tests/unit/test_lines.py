@@ -402,6 +402,27 @@ class TestRead:
         with pytest.raises(ValueError, match="damaged"), open_log(log) as file:
             file.read()
 
+    @pytest.mark.parametrize(
+        ("suffix", "pack"),
+        [("bz2", bz2.compress), ("xz", lzma.compress)],
+        ids=["bz2", "xz"],
+    )
+    def test_bomb(self, tmp_path, monkeypatch, suffix, pack):
+        """
+        What unpacks to far more than any log is read up to a limit.
+        """
+        monkeypatch.setattr(files_module, "_LEAST_MOST", 1 << 20)
+        monkeypatch.setattr(files_module, "_MOST_TIMES", 100)
+        log = tmp_path / f"a.log.{suffix}"
+        log.write_bytes(pack(b"x\n" * (10 << 20)))
+        lines = read_lines(log)
+
+        assert "x" == next(lines).text
+        with pytest.raises(ValueError, match="unpacks to more than 1"):
+            list(lines)
+        with pytest.raises(ValueError, match="unpacks to more than 1"):
+            read_tail(log, 100)
+
     def test_absent(self, tmp_path):
         """
         A file that is not there is told by the usual error.

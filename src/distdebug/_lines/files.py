@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import lzma
 import os
 import stat
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from .._files import open_ordinary, stays_in
-from .._text import reason_of
+from .._text import reason_of, size_text
 from ..findings import Missing
 
 
@@ -39,10 +40,44 @@ _OTHERS = frozenset(
         *(".html", ".lock", ".parquet", ".arrow", ".png", ".yaml", ".yml"),
     }
 )
+# Logs seldom shrink to a hundredth; what unpacks to far more is made to harm.
+_MOST_TIMES = 4096
+_LEAST_MOST = 1 << 24
 # What a text in UTF-16 begins with.
 _WIDE = frozenset({b"\xff\xfe", b"\xfe\xff"})
 _MOST_DEPTH = 32
 _BLOCK = 1 << 18
+
+
+class _Unpacked(io.RawIOBase):
+    """
+    What is packed in a file, up to a limit.
+    """
+
+    def __init__(self, file: Any, most: int) -> None:
+        self._file = file
+        self._most = most
+        self._count = 0
+
+    def readable(self) -> bool:
+        """
+        It can be read.
+        """
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """
+        Read what fits.
+
+        Raises:
+            ValueError: It was too much.
+        """
+        count = int(self._file.readinto(buffer))
+        self._count += count
+        if self._count > self._most:
+            msg = f"it unpacks to more than {size_text(self._most)}"
+            raise ValueError(msg)
+        return count
 
 
 @contextmanager
@@ -60,8 +95,9 @@ def open_log(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     Raises:
         OSError: It cannot be opened or read.
 
-        ValueError: It is no ordinary file, what is packed is damaged, or it is
-            a text of two bytes per character, in which nothing is found.
+        ValueError: It is no ordinary file, what is packed is damaged, or far
+            more than any log, or it is a text of two bytes per character, in
+            which nothing is found.
     """
     with open_ordinary(path, "not an ordinary file") as file:
         if os.pread(file.fileno(), 2, 0) in _WIDE:
@@ -73,9 +109,14 @@ def open_log(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
             yield file
             return
 
+        size = os.fstat(file.fileno()).st_size
+        most = max(_LEAST_MOST, _MOST_TIMES * size)
         try:
-            with unpack(file) as unpacked:
-                yield unpacked
+            with (
+                unpack(file) as unpacked,
+                io.BufferedReader(_Unpacked(unpacked, most)) as bounded,
+            ):
+                yield bounded
         except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as exc:
             msg = f"damaged: {exc}"
             raise ValueError(msg) from exc
