@@ -402,6 +402,20 @@ def test_stray_link_to_nothing(tmp_path):
         find_ray_sessions(tmp_path / "ray")
 
 
+def test_strange_names(tmp_path):
+    """
+    A session in a folder whose name is no text, or steers terminals, is shown.
+    """
+    folder = tmp_path / os.fsdecode(b"\xdb\x1b[31mray\xe2\x80\xae")
+    make_session(folder)
+
+    (found,) = find_ray_sessions(folder)
+
+    assert str(found).isprintable()
+    assert str(found).encode()
+    assert FIRST in str(found)
+
+
 def test_null_byte():
     """
     What cannot be a path is no session.

@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 
+from .._text import clean
 from ..findings import Missing
 from ..findings.plain import as_plain
 
@@ -61,7 +62,7 @@ class RaySession:
 
     def __str__(self) -> str:
         where = f" of {self.host}" if self.host else ""
-        return f"{self.name}{where}: {self.logs}"
+        return clean(f"{self.name}{where}: {self.logs}", limit=4096)
 
 
 @attrs.frozen(kw_only=True)
@@ -163,4 +164,4 @@ class WorkerLog:
 
     def __str__(self) -> str:
         where = f" on {self.session.host}" if self.session.host else ""
-        return f"{self.label} (pid={self.pid}{where})"
+        return clean(f"{self.label} (pid={self.pid}{where})", limit=1000)

@@ -17,6 +17,7 @@ from typing import Any
 import attrs
 
 from .._files import is_file, is_there, open_ordinary
+from .._text import clean
 from .model import RaySession
 
 
@@ -108,7 +109,7 @@ def named_hosts(
             # Of one, a folder may as well be the name of the job.
             named = _host_in(session.root, base)
             names = (named, session.host)[:: 1 if len(members) > 1 else -1]
-            host = names[0] or names[1]
+            host = clean(names[0] or names[1])
             version = session.ray_version or next(iter(versions), None)
             found.append(attrs.evolve(session, host=host, ray_version=version))
     return found

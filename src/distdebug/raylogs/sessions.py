@@ -18,6 +18,7 @@ from pathlib import Path
 import attrs
 
 from .._files import is_folder, stays_in
+from .._text import clean
 from ..errors import NoLogsError
 from .model import RaySession
 from .nodes import SESSION_NAME, named_hosts, session_facts
@@ -123,7 +124,8 @@ def _session(root: Path) -> RaySession:
     session = RaySession(
         root=root,
         logs=_logs(root),
-        name=root.parent.name if root.name == "logs" else root.name,
+        # Whoever made the folder chose it.
+        name=clean(root.parent.name if root.name == "logs" else root.name),
     )
     return attrs.evolve(session, **session_facts(session))
 
