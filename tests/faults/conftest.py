@@ -4,30 +4,22 @@ What the tests of faults share.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 
 from collections.abc import Iterator
 
 import pytest
 
-
-SLEEPS = "import time; print('ready', flush=True); time.sleep(600)"
+from .scenes import start_rank
 
 
 @pytest.fixture(scope="session")
 def target() -> Iterator[int]:
     """
-    A process that sleeps, to be looked at.
+    A process that is looked at, and asked.
     """
-    process = subprocess.Popen(
-        [sys.executable, "-c", SLEEPS], stdout=subprocess.PIPE
-    )
-    assert process.stdout is not None
-    assert b"ready\n" == process.stdout.readline()
-    yield process.pid
-    process.kill()
-    process.communicate()
+    with start_rank() as process:
+        yield process.pid
 
 
 @pytest.fixture(autouse=True)

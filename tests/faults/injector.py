@@ -84,6 +84,9 @@ class Fault:
 
         is_lasting: Whether all later ones fail as well.
 
+        below: Only what is done to files below this path counts, if it is
+            given; not for what has no path, such as threads.
+
         wait_s: How long each of them takes before it is done or fails.
 
         instead: What happens just before that call, which then does not fail.
@@ -93,6 +96,7 @@ class Fault:
     nth: int = 0
     error: int = errno.EIO
     is_lasting: bool = False
+    below: str = ""
     wait_s: float = 0.0
     instead: Callable[[], object] | None = None
 
@@ -125,7 +129,9 @@ def inject(fault: Fault) -> Iterator[Seen]:
     """
     seen, lock = Seen(), threading.Lock()
 
-    def strike() -> None:
+    def strike(subject: Any) -> None:
+        if fault.below and not _is_below(subject, fault.below):
+            return
         with lock:
             seen.calls += 1
             due = seen.calls == fault.nth or (
@@ -155,12 +161,13 @@ def inject(fault: Fault) -> Iterator[Seen]:
 
 
 def _failing(
-    real: Callable[..., Any], strike: Callable[[], None]
+    real: Callable[..., Any], strike: Callable[[Any], None]
 ) -> Callable[..., Any]:
     @functools.wraps(real)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if not (args and isinstance(args[0], int) and _is_pipe(args[0])):
-            strike()
+        subject = args[0] if args else ""
+        if not (isinstance(subject, int) and _is_pipe(subject)):
+            strike(subject)
         return real(*args, **kwargs)
 
     return call
@@ -175,17 +182,33 @@ def _is_pipe(fd: int) -> bool:
     return False
 
 
+def _is_below(subject: Any, folder: str) -> bool:
+    """
+    Whether a path, or an open file, is a folder or something in it.
+    """
+    with suppress(OSError, TypeError, ValueError):
+        if isinstance(subject, int):
+            path = os.fsdecode(_readlink(f"/proc/self/fd/{subject}"))
+        else:
+            path = os.fsdecode(subject)
+        return path == folder or path.startswith(f"{folder}/")
+    return False
+
+
+_readlink = os.readlink  # which may be made to fail
+
+
 class _Raw(io.FileIO):
     """
     A file whose every read or write may fail.
     """
 
-    strike: Callable[[], None] = staticmethod(lambda: None)
+    strike: Callable[[Any], None] = staticmethod(lambda _: None)
     call = ""
 
     def _strike(self, call: str) -> None:
         if self.call == call and not _is_pipe(self.fileno()):
-            self.strike()
+            self.strike(self.fileno())
 
     def readinto(self, buffer: Any) -> Any:
         self._strike("read")
@@ -205,7 +228,7 @@ class _Raw(io.FileIO):
 
 
 def _open(  # noqa: PLR0917 as the real one
-    strike: Callable[[], None],
+    strike: Callable[[Any], None],
     call: str,
     file: Any,
     mode: str = "r",
@@ -221,7 +244,7 @@ def _open(  # noqa: PLR0917 as the real one
     """
     # With a number, nothing is opened; and an opener calls os.open.
     if call == "open" and not isinstance(file, int) and opener is None:
-        strike()
+        strike(file)
     raw = _Raw(file, mode.replace("b", "").replace("t", ""), closefd, opener)
     raw.strike, raw.call = strike, call
     if buffering == 0:

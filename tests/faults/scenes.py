@@ -1,34 +1,45 @@
 """
 What does each public function reach, and how is it called on a small scale?
 
-`REACH` sorts all public names; `SCENES` has one small, whole use of each that
-reaches files, processes, or the network.  A scene prepares what is there, and
-returns what is done to it, so that only the latter meets faults.
+`REACH` sorts all public functions, and what else acts on the world;  `SCENES`
+has one small, whole use of each that reaches files, processes, or the network.
+A scene prepares what is there, and returns what is done to it, so that only the
+latter meets faults.
 """
 
 from __future__ import annotations
 
 import functools
+import io
 import json
 import os
 import shutil
+import subprocess
 import sys
+import tempfile
+import threading
 import time
 
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from unittest import mock
 
+import psutil
+
 import distdebug
 
+from distdebug.__main__ import main
 from distdebug.debugger.inside.arming import disarm
+from distdebug.diagnosis import collect
 from distdebug.flight_recorder.enable import disable_flight_recorder
 from distdebug.nsight.patch import application
 from distdebug.nsight.reports.model import NsysReport
 from distdebug.stacks.parse import parse_stacks
 from distdebug.testing import SimulatedJob, make_dumps
+from distdebug.watching.hang import HangReason
+from distdebug.watching.hooks import command_hook, webhook_hook
 
 
 DATA = Path(__file__).parents[1] / "data"
@@ -57,9 +68,14 @@ REACH: dict[str, tuple[str, ...]] = {
     "check_node": ("files", "processes", "network"),
     "check_nsys": ("files", "processes"),
     "check_ray_debugger": ("files", "processes", "network"),
+    "cli.watch.run": ("files", "writes", "processes"),
     "collect_nsys_reports": ("files", "writes"),
     "collective_findings": (),
     "connect": ("files", "network"),
+    "DebugClient.eval": ("files", "network"),
+    "DebugClient.interrupt": ("files", "network"),
+    "DebugClient.list": ("files", "network"),
+    "DebugClient.stack": ("files", "processes", "network"),
     "detect_phase": ("files",),
     "diagnose": ("files",),
     "dump_flight_recorder": ("files", "writes"),
@@ -71,10 +87,12 @@ REACH: dict[str, tuple[str, ...]] = {
     "find_ray_sessions": ("files",),
     "find_workers": ("files", "processes"),
     "fold_ranks": (),
+    "HangDebugConfig.from_file": ("files",),
     "launch_json": (),
     "match_worker": (),
     "merge_runtime_env": (),
     "merge_stacks": (),
+    "monarch_setup": ("files", "writes", "network"),
     "nsight_runtime_env": (),
     "nvtx": (),
     "parse_ranks": (),
@@ -82,10 +100,13 @@ REACH: dict[str, tuple[str, ...]] = {
     "post_mortem": ("files", "writes", "network"),
     "preflight": ("files", "processes"),
     "ray_debug_sessions": ("processes", "network"),
+    "ray_debugger_env": (),
+    "ray_debugger_setup": ("files", "writes", "network"),
     "ray_nsight_status": ("files", "processes"),
     "read_collective_logs": ("files",),
     "read_dumps": ("files",),
     "read_stacks": ("files",),
+    "report_html": ("files",),
     "request_dumps": ("files", "writes"),
     "revert_ray_nsight": ("files", "writes", "processes"),
     "run_on_nodes": ("files", "processes"),
@@ -94,13 +115,19 @@ REACH: dict[str, tuple[str, ...]] = {
     "set_trace": ("files", "writes", "network"),
     "snapshot": ("files", "writes", "processes"),
     "watch": ("files", "processes"),
+    "Watch.hangs": ("files", "writes", "processes"),
+    "watching.hooks.command_hook": ("processes",),
+    "watching.hooks.webhook_hook": ("files", "network"),
     "write_launch_json": ("files", "writes"),
+    "write_report": ("files", "writes"),
+    "write_timeline": ("files", "writes"),
 }
 
 # What runs in the job that it is about: the world may not make it raise.
 IN_JOB = (
     *("apply_ray_nsight_patch", "arm", "enable_flight_recorder"),
-    *("post_mortem", "set_trace", "watch"),
+    *("monarch_setup", "post_mortem", "ray_debugger_setup", "set_trace"),
+    *("watch", "Watch.hangs"),
 )
 
 # Each of these starts a Ray of its own, for seconds; their tests are beside
@@ -188,6 +215,37 @@ def report(folder: Path) -> NsysReport:
     return found
 
 
+# It sleeps, and listens in the folder that is named last.
+RANK = """
+import sys, time, distdebug
+distdebug.arm(dir=sys.argv[1])
+print("ready", flush=True)
+while True:
+    time.sleep(0.02)
+"""
+
+
+@contextmanager
+def start_rank() -> Iterator[subprocess.Popen[bytes]]:
+    """
+    A process to be looked at, and asked.
+    """
+    root = str(Path(distdebug.__file__).parents[1])
+    with tempfile.TemporaryDirectory(prefix="dd") as folder:
+        process = subprocess.Popen(
+            [sys.executable, "-c", RANK, f"{folder}/sockets"],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": root},
+        )
+        try:
+            assert process.stdout is not None
+            assert b"ready\n" == process.stdout.readline()
+            yield process
+        finally:
+            process.kill()
+            process.communicate()
+
+
 def _apply(folder: Path, target: int) -> Act:
     # Never what is installed here.
     change = functools.partial(distdebug.patch_ray_nsight, plugin(folder))
@@ -218,14 +276,33 @@ def _dump(folder: Path, target: int) -> Act:
     return lambda: distdebug.dump_flight_recorder(folder / "dump")
 
 
-def _arm(folder: Path, target: int) -> Act:
-    def act() -> object:
-        try:
-            return distdebug.arm(dir=folder / "new")
-        finally:
-            disarm()
+def _arming(arm: Callable[[], object]) -> Scene:
+    """
+    A scene of a rank that listens, and is asked; that may fail, arming not.
+    """
 
-    return act
+    def scene(folder: Path, target: int) -> Act:
+        environ = {"DISTDEBUG_DIR": str(folder / "new")}
+        absent = {"monarch": None, "ray": None}  # which takes seconds to load
+
+        def act() -> None:
+            with (
+                mock.patch.dict(os.environ, environ),
+                mock.patch.dict(sys.modules, absent),
+            ):
+                try:
+                    arm()
+                    with (
+                        suppress(distdebug.DistdebugError),
+                        _client(folder / "new") as client,
+                    ):
+                        client.list()
+                finally:
+                    disarm()
+
+        return act
+
+    return scene
 
 
 def _watch(folder: Path, target: int) -> Act:
@@ -235,6 +312,72 @@ def _watch(folder: Path, target: int) -> Act:
             return it
 
     return act
+
+
+def _watch_hangs(folder: Path, target: int) -> Act:
+    config = {"enabled": True, "wait_seconds": 0.1}
+    limits = {"poll_s": 0.05, "timeout_s": 5.0}
+
+    def act() -> None:
+        told = threading.Event()
+        with distdebug.watch(
+            config,
+            output_dir=folder / "hang",
+            on_hang=lambda _: told.set(),
+            **limits,
+        ):
+            told.wait(6.0)
+
+    return act
+
+
+def _command(folder: Path, target: int) -> Act:
+    words = ["watch", "--pid", str(target), "--wait-seconds", "0.1"]
+
+    def act() -> int:
+        with _quick_looks(), redirect_stdout(io.StringIO()):
+            return main([*words, "--output-dir", str(folder / "hang")])
+
+    return act
+
+
+def _hang(folder: Path) -> distdebug.Hang:
+    reason = HangReason(kind="wait", elapsed_s=1.0, pids=())
+    verdict = {"cause": "sleeping", "summary": "rank 3 sleeps"}
+    data = {"verdict": verdict}
+    return distdebug.Hang(reason=reason, folder=folder, data=data)
+
+
+def _command_hook(folder: Path, target: int) -> Act:
+    hook, hang = command_hook(["true"], timeout_s=5.0), _hang(folder)
+    return lambda: hook(hang)
+
+
+def _webhook(folder: Path, target: int) -> Act:
+    hang, address = _hang(folder), folder / "address"
+    address.write_text("http://127.0.0.1:9/hook\n")  # nobody is there
+    address.chmod(0o600)
+    return lambda: webhook_hook(address, timeout_s=1.0)(hang)
+
+
+def _snapshot(folder: Path, target: int) -> Act:
+    def act() -> object:
+        with _quick_looks():
+            return distdebug.snapshot(
+                folder / "hang", pids=[target], timeout_s=5.0
+            )
+
+    return act
+
+
+@contextmanager
+def _quick_looks() -> Iterator[None]:
+    """
+    A snapshot looks once, in place of three times within two seconds.
+    """
+    look = functools.partial(distdebug.capture_node, looks=1)
+    with mock.patch.object(collect, "capture_node", look):
+        yield
 
 
 def _set_trace(folder: Path, target: int) -> Act:
@@ -266,6 +409,46 @@ def _connect(folder: Path, target: int) -> Act:
             return client
 
     return act
+
+
+def _client(folder: Path) -> distdebug.DebugClient:
+    return distdebug.connect(folder, timeout_s=0.5)
+
+
+def _asking(ask: Callable[[distdebug.DebugClient], object]) -> Scene:
+    """
+    A scene in which a rank is asked; the target listens as one.
+    """
+
+    def scene(folder: Path, target: int) -> Act:
+        sockets = Path(psutil.Process(target).cmdline()[-1])
+        with _client(sockets) as client:
+            client.resume()  # what another scene has stopped
+
+        def act() -> object:
+            with _client(sockets) as client:
+                return ask(client)
+
+        return act
+
+    return scene
+
+
+def _diagnosed(folder: Path) -> tuple[Path, distdebug.Diagnosis]:
+    (folder / "report.html").write_text("an earlier report")
+    return folder / "report.html", distdebug.diagnose(dumps(folder))
+
+
+def _timeline(folder: Path, target: int) -> Act:
+    path, dumped = folder / "timeline.json.gz", dumps(folder)
+    distdebug.write_timeline(dumped, path)
+    return lambda: distdebug.write_timeline(dumped, path, stack_traces=True)
+
+
+def _job_file(folder: Path) -> Path:
+    path = folder / "job.yaml"
+    path.write_text("debug:\n  enabled: true\n  wait_seconds: [60]\n")
+    return path
 
 
 def _explain(folder: Path, target: int) -> Act:
@@ -330,7 +513,7 @@ _SHORT = {"timeout_s": 5.0, "interval_s": 0.01, "looks": 1}
 SCENES: dict[str, Scene] = {
     "analyze_dumps": _on(dumps, distdebug.analyze_dumps),
     "apply_ray_nsight_patch": _apply,
-    "arm": _arm,
+    "arm": _arming(distdebug.arm),
     "capture_node": _at(
         lambda folder, pid: distdebug.capture_node(
             folder / "out", pids=[pid], **_SHORT
@@ -351,7 +534,14 @@ SCENES: dict[str, Scene] = {
         session, lambda x: distdebug.check_nsys(raylet_logs=[x])
     ),
     "collect_nsys_reports": _collect,
+    "cli.watch.run": _command,
     "connect": _connect,
+    "DebugClient.eval": _asking(lambda x: x.eval(None, "1 + 1", wait_s=0.5)),
+    "DebugClient.interrupt": _asking(
+        lambda x: (x.interrupt(wait_s=0.5), x.cast(None, "p 1"), x.resume())
+    ),
+    "DebugClient.list": _asking(lambda x: x.list()),
+    "DebugClient.stack": _asking(lambda x: x.stack()),
     "detect_phase": _on(log, distdebug.detect_phase),
     "diagnose": _on(
         lambda folder: (dumps(folder), log(folder)),
@@ -369,13 +559,21 @@ SCENES: dict[str, Scene] = {
     ),
     "find_ray_sessions": _on(session, distdebug.find_ray_sessions),
     "find_workers": _at(lambda *_: distdebug.find_workers(["python"])),
+    "HangDebugConfig.from_file": _on(
+        _job_file, distdebug.HangDebugConfig.from_file
+    ),
+    "monarch_setup": _arming(distdebug.monarch_setup),
     "patch_ray_nsight": _on(plugin, distdebug.patch_ray_nsight, wait_s=0.2),
     "post_mortem": _post_mortem,
     "preflight": _at(lambda *_: distdebug.preflight()),
+    "ray_debugger_setup": _arming(distdebug.ray_debugger_setup),
     "ray_nsight_status": _on(plugin, distdebug.ray_nsight_status),
     "read_collective_logs": _on(log, distdebug.read_collective_logs),
     "read_dumps": _on(dumps, distdebug.read_dumps),
     "read_stacks": _on(stacks, distdebug.read_stacks),
+    "report_html": _on(
+        lambda folder: _diagnosed(folder)[1], distdebug.report_html
+    ),
     "request_dumps": _requests,
     "revert_ray_nsight": _reverted,
     "run_on_nodes": _at(
@@ -383,11 +581,14 @@ SCENES: dict[str, Scene] = {
     ),
     "scan_logs": _on(log, distdebug.scan_logs),
     "set_trace": _set_trace,
-    "snapshot": _at(
-        lambda folder, pid: distdebug.snapshot(
-            folder / "hang", pids=[pid], timeout_s=5.0
-        )
-    ),
+    "snapshot": _snapshot,
     "watch": _watch,
+    "Watch.hangs": _watch_hangs,
+    "watching.hooks.command_hook": _command_hook,
+    "watching.hooks.webhook_hook": _webhook,
     "write_launch_json": _launch,
+    "write_report": _on(
+        _diagnosed, lambda x: distdebug.write_report(x[1], x[0])
+    ),
+    "write_timeline": _timeline,
 }

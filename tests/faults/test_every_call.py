@@ -10,11 +10,14 @@ of the later, which are loops over files of the same kind.
 from __future__ import annotations
 
 import errno
+import functools
 import os
+import signal
 import time
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from pkgutil import resolve_name
 
 import pytest
 
@@ -27,15 +30,24 @@ from .scenes import ELSEWHERE, IN_JOB, REACH, SCENES
 
 IS_THOROUGH = os.environ.get("DISTDEBUG_FAULTS") == "all"
 FIRST, LATER = (5, 3)
-# A snapshot takes seconds.
-FIRST_OF_SLOW, LATER_OF_SLOW, SLOW = 1, 2, ("snapshot",)
+# These take longer, and thousands of their calls read files of the kernel.
+FIRST_OF_SLOW, LATER_OF_SLOW = 1, 2
+MOST_OF_SLOW = 200
+SLOW = ("snapshot", "cli.watch.run", "preflight", "Watch.hangs")
+# A child process of the rank does the rest.
+ONLY = {"Watch.hangs": {"pipe", "start", "thread"}}
 # What waits for something has limits of its own, of some seconds.
-MOST_S = 30.0
+MOST_S = 60.0
+
+# When somebody presses Ctrl-C.
+MOMENTS = {"open", "read", "write", "start", "rename", "socket"}
+FEW, EVERY = (1, 1), (20, 20)
 
 PAIRS = [
     pytest.param(name, call, id=f"{name}-{call}")
     for name in sorted(SCENES)
     for call in CALLS
+    if call in ONLY.get(name, CALLS)
 ]
 
 
@@ -44,7 +56,7 @@ def positions(calls: int, first: int, later: int) -> list[int]:
     Which of so many calls are to fail?
     """
     every = range(1, calls + 1)
-    if IS_THOROUGH or calls <= first + later:
+    if calls <= first + later:
         return list(every)
     step = max(1, (calls - first) // later)
     return [*every[:first], *every[first + step - 1 :: step]]
@@ -56,6 +68,8 @@ def faults(name: str, call: str, calls: int) -> Iterator[Fault]:
     """
     is_slow = name in SLOW
     numbers = (FIRST_OF_SLOW, LATER_OF_SLOW) if is_slow else (FIRST, LATER)
+    if IS_THOROUGH:
+        numbers = (MOST_OF_SLOW, MOST_OF_SLOW) if is_slow else (calls, 0)
     for nth in positions(calls, *numbers):
         has_all = IS_THOROUGH or (nth <= 2 and not is_slow)
         for error in ERRORS[call] if has_all else ERRORS[call][:1]:
@@ -73,9 +87,11 @@ def test_all_are_sorted():
         for name in distdebug.__all__
         if callable(getattr(distdebug, name)) and name.islower()
     }
+    others = set(REACH) - functions
     reaching = {name for name, reached in REACH.items() if reached}
 
-    assert functions == set(REACH)
+    assert functions <= set(REACH)
+    assert all(resolve_name(f"distdebug.{name}") for name in others)
     assert reaching == {*SCENES, *ELSEWHERE}
     assert set(IN_JOB) <= reaching
 
@@ -86,44 +102,82 @@ def test_every_call(name, call, target, tmp_path):
     A failing call gives a result, or an error of ours that has a remedy;
     a job is never hurt; nothing is left running, open, or lost.
     """
-    SCENES[name](folder_of(tmp_path, 0), target)()  # imports are done
-    act = SCENES[name](folder_of(tmp_path, 1), target)
+    calls, good = count(name, call, tmp_path, target)
+
+    for number, fault in enumerate(faults(name, call, calls)):
+        folder = tmp_path / str(number)
+        error = try_fault(name, fault, folder, target, good)
+        assert "" == objection(error, in_job=name in IN_JOB), fault
+
+
+@pytest.mark.parametrize("name", sorted(SCENES))
+def test_interrupted(name, target, tmp_path):
+    """
+    Whoever presses Ctrl-C at any moment gets what was asked for, or an
+    interrupt; nothing is left running, open, or lost.
+    """
+    for call in MOMENTS & ONLY.get(name, MOMENTS):
+        calls, good = count(name, call, tmp_path / call, target)
+        for nth in positions(calls, *(EVERY if IS_THOROUGH else FEW)):
+            fault = Fault(call=call, nth=nth, instead=interrupt)
+            folder = tmp_path / call / str(nth)
+            error = try_fault(name, fault, folder, target, good)
+            is_fine = isinstance(error, KeyboardInterrupt)
+            assert is_fine or "" == objection(error), fault
+
+
+def interrupt() -> None:
+    """
+    Do as Ctrl-C does, which only the main thread notices.
+    """
+    signal.raise_signal(signal.SIGINT)
+
+
+def count(
+    name: str, call: str, tmp_path: Path, target: int
+) -> tuple[int, dict[str, str]]:
+    """
+    How often a scene calls something, and what it leaves behind.
+    """
+    prepare(name, tmp_path / "warm", target)[0]()  # imports are done
+    act, _ = prepare(name, tmp_path / "good", target)
     with inject(Fault(call=call)) as seen:
         act()
-
-    for number, fault in enumerate(faults(name, call, seen.calls), 2):
-        try_fault(name, fault, folder_of(tmp_path, number), target)
+    return seen.calls, contents(tmp_path / "good")
 
 
-def folder_of(tmp_path: Path, number: int) -> Path:
+def prepare(
+    name: str, folder: Path, target: int
+) -> tuple[Callable[[], object], dict[str, str]]:
     """
-    A new folder.
+    Prepare a scene in a new folder, and tell what lies there.
     """
-    folder = tmp_path / str(number)
-    folder.mkdir()
-    return folder
+    folder.mkdir(parents=True)
+    act = functools.partial(outcome, SCENES[name](folder, target))
+    return act, contents(folder)
 
 
-def try_fault(name: str, fault: Fault, folder: Path, target: int) -> None:
+def try_fault(
+    name: str, fault: Fault, folder: Path, target: int, good: dict[str, str]
+) -> BaseException | None:
     """
-    Play a scene in which something fails, and see what becomes of it.
+    Play a scene in which something fails, and see what is left of the world.
     """
-    act = SCENES[name](folder, target)
-    evidence, before = contents(folder), inventory()
-    start = time.monotonic()
+    act, evidence = prepare(name, folder, target)
+    before, start = inventory(), time.monotonic()
 
     with inject(fault):
-        error = outcome(act)
+        error = act()
 
     assert time.monotonic() - start < MOST_S, fault
-    assert "" == objection(error, in_job=name in IN_JOB), fault
     assert "" == left_over(before), fault
-    if "writes" not in REACH[name]:
-        now = contents(folder)
-        assert evidence == {x: now.get(x) for x in evidence}, fault
-    elif fault.call != "unlink":
+    now = contents(folder)
+    for path, content in evidence.items():  # as it was, or wholly new
+        assert now.get(path) in {content, good.get(path)}, (path, fault)
+    if fault.call != "unlink":
         rest = [x for x in folder.rglob(".*") if x.suffix in {".tmp", ".part"}]
         assert [] == rest, fault
+    return error
 
 
 def test_injector_counts_and_strikes(tmp_path):

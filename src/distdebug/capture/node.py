@@ -189,7 +189,8 @@ def _look(
     tell: Tell,
 ) -> dict[int, list[Look]]:
     seen: dict[int, list[Look]] = {w.pid: [] for w in workers}
-    for number in range(max(looks, 1)):
+    # Where nobody is, there is nothing to wait for.
+    for number in range(max(looks, 1) if workers else 0):
         if number and deadline - time.monotonic() < interval_s:
             break
         if number:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import attrs
 
-from .._files import write_whole
+from .._files import output_to, write_whole
 from .._text import clean
 from ..errors import MissingDependencyError
 from ..findings import Diagnosis
@@ -65,11 +65,13 @@ def write_report(diagnosis: Diagnosis, path: str | os.PathLike[str]) -> Path:
     Raises:
         MissingDependencyError: *jinja2* is not installed.
 
-        OSError: The file cannot be written.
+        OutputError: The file cannot be written.
     """
     path = Path(path)
     # Names of files may hold what no encoding knows.
-    write_whole(path, report_html(diagnosis).encode(errors="replace"))
+    page = report_html(diagnosis).encode(errors="replace")
+    with output_to(path):
+        write_whole(path, page)
     return path
 
 

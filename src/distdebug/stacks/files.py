@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from .._files import stays_in
+from .._files import read_ordinary, stays_in
 
 
 __all__ = ["is_captured", "is_stack_like", "read_text", "stack_files_in"]
@@ -104,15 +104,8 @@ def read_text(file: Path) -> str:
 
         OSError: It cannot be read.
     """
-    # Opening a pipe would wait for somebody to write to it.
     if not file.is_file():
         msg = "not a file" if file.exists() else "no such file"
         raise ValueError(msg)
 
-    with file.open("rb") as stream:
-        data = stream.read(_MOST_BYTES + 1)
-    if len(data) > _MOST_BYTES:
-        msg = f"larger than {_MOST_BYTES:,} bytes"
-        raise ValueError(msg)
-
-    return data.decode("utf-8-sig", "replace")
+    return read_ordinary(file, _MOST_BYTES).decode("utf-8-sig", "replace")

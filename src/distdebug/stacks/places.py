@@ -55,7 +55,7 @@ _START = re.compile(r"^(?P<top>[^/]+?)(\.py)?(/|$)")
 _TORCH = re.compile(
     r"(^|/)torch/(_\w+|autograd|cuda|distributed|jit|multiprocessing|nn|optim"
     r"|utils)/|(^|/)torch/\w+\.py$"
-    r"|(^|/)distdebug/(flight_recorder|capture|stacks|watching)/"
+    r"|(^|/)distdebug/(capture|debugger|flight_recorder|stacks|watching)/"
 )
 _WITHIN = re.compile(
     r"(^|/)(megatron/(core|training|legacy)|deepspeed/(runtime|comm|pipe)"

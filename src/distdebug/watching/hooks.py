@@ -77,11 +77,16 @@ def command_hook(
             ended = _run(words, hang, bound_s)
         except OSError as error:
             msg = f"{name} cannot be started: {error.strerror}"
-            raise HookError(msg) from None
+            raise HookError(
+                msg, remedy="name a program of this node by its full path"
+            ) from None
 
         if ended.status != 0:
             msg = f"{name} {_ending(ended, bound_s)}"
-            raise HookError(msg)
+            raise HookError(
+                msg,
+                remedy="try it by hand: it gets the hang by its input, as JSON",
+            )
 
     return tell
 

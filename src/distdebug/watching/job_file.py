@@ -21,6 +21,7 @@ from ..errors import ConfigError, MissingDependencyError
 __all__ = ["read_job_file"]
 
 _MOST_BYTES = 1 << 18
+_REMEDY = "write a section, such as: debug: {enabled: true}"
 _MOST_VALUES = 100_000
 
 
@@ -53,7 +54,9 @@ def read_job_file(path: str | os.PathLike[str]) -> Mapping[object, object]:
         document = _build(yaml.SafeLoader(read_ordinary(path, _MOST_BYTES)))
     except OSError as error:
         msg = f"{name}: cannot be read: {error.strerror}"
-        raise ConfigError(msg) from None
+        raise ConfigError(
+            msg, remedy="see that it is there, and that you may read it"
+        ) from None
     except (
         yaml.YAMLError,
         ValueError,
@@ -61,13 +64,13 @@ def read_job_file(path: str | os.PathLike[str]) -> Mapping[object, object]:
         RecursionError,
     ) as error:
         msg = f"{name}: cannot be understood: {clean(str(error), limit=300)}"
-        raise ConfigError(msg) from None
+        raise ConfigError(msg, remedy=_REMEDY) from None
 
     if document is None:
         return {}
     if not isinstance(document, Mapping):
         msg = f"{name}: must be made of sections with names"
-        raise ConfigError(msg)
+        raise ConfigError(msg, remedy=_REMEDY)
     return document
 
 

@@ -148,8 +148,15 @@ def _check_proc() -> Check:
 
 
 def _check_space() -> Check:
-    folder = tempfile.gettempdir()
-    free, memory = shutil.disk_usage(folder).free, _memory()
+    try:
+        folder = tempfile.gettempdir()
+        free = shutil.disk_usage(folder).free
+    except OSError as exc:
+        detail = f"no temporary folder can be used: {exc.strerror or exc}"
+        remedy = "set TMPDIR to a folder that can be written, and has space"
+        return Check("space", ok=False, detail=detail, remedy=remedy)
+
+    memory = _memory()
     detail = f"{free >> 20} MiB free in {folder}, {memory >> 20} MiB of memory"
     ok = free >= _ENOUGH_SPACE and memory >= _ENOUGH_MEMORY
     remedy = "set TMPDIR to a folder with more space, or use fewer tools"

@@ -14,6 +14,7 @@ from ...ranks import RankSelection
 from .answers import Answers, Output
 from .calls import Peer, ask_all
 from .choosing import choose
+from .here import unreadable_told
 from .lending import sources_to_lend
 from .model import Listing, LostNode, Process, Session, Silent
 from .reach import Reach
@@ -48,7 +49,8 @@ class Ranks:
         """
         Find out who listens, and who is stopped.
         """
-        reached = self.reach.peers()
+        with unreadable_told():
+            reached = self.reach.peers()
         peers = reached.peers
         answers = ask_all(
             peers, {k: {"op": "list"} for k in peers}, self.reach.timeout_s

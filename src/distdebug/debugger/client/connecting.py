@@ -19,7 +19,7 @@ from .answers import Answers
 from .asking import Ranks
 from .attaching import Attached
 from .choosing import choose_session, choose_workers
-from .here import Here, choose_folder
+from .here import Here, choose_folder, unreadable_told
 from .model import Listing
 from .outside import stacks_of_unarmed
 from .there import reach_nodes
@@ -71,12 +71,10 @@ def connect(  # noqa: PLR0913 most can be left out
         The client.  It holds no rank; if it ends, all stay as they are.
 
     Raises:
-        DebuggerError: The folder is not ours alone, several jobs listen, or
-            no node can be reached.
+        DebuggerError: The folder cannot be read or is not ours alone, several
+            jobs listen, or no node can be reached.
 
         NodesError: The nodes are not known.
-
-        OSError: It cannot be read.
     """
     given = [x for x in (slurm, ray, hosts, nodes) if x is not None]
     if len(given) > 1:
@@ -87,7 +85,8 @@ def connect(  # noqa: PLR0913 most can be left out
         reach = reach_nodes(talks, folder, timeout_s=timeout_s)
         return DebugClient(Ranks(reach))
 
-    path = choose_folder(folder, timeout_s)
+    with unreadable_told():
+        path = choose_folder(folder, timeout_s)
     if path is None:
         msg = f"no job of yours listens on this node, below {base_folder()}"
         raise DebuggerError(
@@ -155,6 +154,10 @@ class DebugClient:
 
         Returns:
             All of them, also those that run.
+
+        Raises:
+            DebuggerError: The folder of their sockets is gone, or cannot be
+                read.
         """
         return self.ranks.listing()
 
@@ -232,7 +235,9 @@ class DebugClient:
             DebuggerError: Nobody is selected.
         """
         request = {"op": "stack", "all": all_threads}
-        unarmed = choose_workers(self.ranks.reach.unarmed(), ranks, group)
+        with unreadable_told():
+            others = self.ranks.reach.unarmed()
+        unarmed = choose_workers(others, ranks, group)
         try:
             answers = self.ranks.ask_processes(ranks, group, request)
         except DebuggerError:

@@ -8,8 +8,8 @@ import os
 import re
 import time
 
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import attrs
@@ -26,7 +26,7 @@ from .reach import Reached
 from .unprepared import unarmed_workers
 
 
-__all__ = ["Here", "choose_folder", "job_text"]
+__all__ = ["Here", "choose_folder", "job_text", "unreadable_told"]
 
 _MOST_JOBS = 8
 _MOST_COMMAND = 4096
@@ -105,6 +105,27 @@ class Here:
     def _hang_up(self, paths: Iterable[str]) -> None:
         for path in list(paths):
             self._peers.pop(path).line.close()
+
+
+@contextmanager
+def unreadable_told() -> Iterator[None]:
+    """
+    Tell by one error of ours that sockets cannot be looked for.
+
+    Raises:
+        DebuggerError: Something in the block said that a folder is gone, or
+            cannot be read.
+    """
+    try:
+        yield
+    except OSError as exc:
+        where = exc.filename or "the folder of sockets"
+        msg = f"cannot look into {where}: {exc.strerror or exc}"
+        raise DebuggerError(
+            msg,
+            remedy="see whether the job still runs, and as which user; name "
+            "its folder by dir= or DISTDEBUG_DIR",
+        ) from exc
 
 
 def _sweep(path: Path, pid: int) -> None:

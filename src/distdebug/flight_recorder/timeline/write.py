@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import attrs
 
-from ..._files import open_whole
+from ..._files import open_whole, output_to
 from ..._text import clean
 from ...errors import DistdebugError
 from ...findings.plain import as_plain
@@ -117,7 +117,7 @@ def write_timeline(  # noqa: PLR0913
 
         MissingDependencyError: A package is not installed that writes it.
 
-        OSError: It cannot be written.
+        OutputError: It cannot be written.
     """
     file = _checked(Path(path), last)
     tell = tell or _tell_nobody
@@ -128,7 +128,7 @@ def write_timeline(  # noqa: PLR0913
     joints = choose_calls(scene.arrivals, scene.membership.groups, most_arrows)
     form = _format_of(file, plan)
     drawn = _Drawn()
-    with _opened(file) as put:
+    with output_to(file), _opened(file) as put:
         put(form.head())
         for done, rank in enumerate(plan.shown, 1):
             drawing = draw_rank(scene, rank)

@@ -13,6 +13,8 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
+from ..._files import open_ordinary
+
 
 __all__ = ["remove_bytecode", "stale_bytecode"]
 
@@ -32,8 +34,9 @@ def stale_bytecode(source: Path) -> tuple[str, ...]:
         The files, of every version of Python and every optimization.
     """
     try:
-        wanted = importlib.util.source_hash(source.read_bytes())
-    except OSError:
+        with open_ordinary(source, "not an ordinary file") as file:
+            wanted = importlib.util.source_hash(file.read())
+    except (OSError, ValueError):
         return ()
 
     return tuple(
@@ -69,9 +72,9 @@ def _compiled(source: Path) -> list[Path]:
 
 def _is_stale(file: Path, wanted: bytes) -> bool:
     try:
-        with file.open("rb") as opened:
+        with open_ordinary(file, "not an ordinary file") as opened:
             head = opened.read(_HEAD)
-    except OSError:
+    except (OSError, ValueError):
         return False
 
     flags = int.from_bytes(head[4:8], "little")

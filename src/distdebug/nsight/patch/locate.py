@@ -9,7 +9,7 @@ import os
 
 from pathlib import Path
 
-from ..._files import is_folder, is_there, matching
+from ..._files import is_folder, is_there, matching, read_ordinary
 
 
 __all__ = ["has_py_executable", "locate_plugin", "ray_version"]
@@ -58,12 +58,11 @@ def ray_version(plugin: Path) -> str | None:
         Such as ``"2.60.0"``; ``None`` if its package does not tell.
     """
     try:
-        with (plugin.parents[2] / "_version.py").open("rb") as file:
-            text = file.read(_MOST_BYTES).decode("utf-8", "replace")
-    except (OSError, IndexError):
+        told = read_ordinary(plugin.parents[2] / "_version.py", _MOST_BYTES)
+    except (OSError, ValueError, IndexError):
         return None
 
-    for line in text.splitlines():
+    for line in told.decode("utf-8", "replace").splitlines():
         name, equals, value = line.partition("=")
         if equals and name.strip() == "version":
             return value.strip().strip("\"'") or None

@@ -64,7 +64,11 @@ def post(address: Address, body: bytes, *, timeout_s: float) -> None:
         trouble = f"did not answer within {timeout_s:g} s"
     if trouble is not None:
         msg = f"the webhook at {address.host} {trouble}"
-        raise HookError(msg)
+        raise HookError(
+            msg,
+            remedy="see whether the address is right, and whether this node "
+            "may reach it",
+        )
 
 
 def _send(
