@@ -4,7 +4,11 @@ What may become of a call when the world fails, and what may be left of it?
 
 from __future__ import annotations
 
+import ast
+import gzip
 import hashlib
+import json
+import os
 import threading
 import time
 
@@ -18,6 +22,8 @@ import psutil
 from distdebug.errors import DistdebugError
 
 
+# Whether to try everything, which takes hours.
+IS_THOROUGH = os.environ.get("DISTDEBUG_FAULTS") == "all"
 SETTLE_S = 5.0
 
 
@@ -80,6 +86,20 @@ def contents(folder: Path) -> dict[str, str]:
         for path in sorted(folder.rglob("*"))
         if path.is_file() and not path.is_symlink()
     }
+
+
+def is_whole(path: Path) -> bool:
+    """
+    Whether a file is of a kind that tells, and was written to its end.
+    """
+    kinds: dict[str, Callable[[bytes], object]] = {
+        ".gz": lambda data: json.loads(gzip.decompress(data)),
+        ".html": lambda data: data.rstrip().endswith(b"</html>") or 1 / 0,
+        ".json": json.loads,
+        ".py": ast.parse,
+    }
+    error = outcome(lambda: kinds[path.suffix](path.read_bytes()))
+    return error is None
 
 
 def outcome(act: Callable[[], object]) -> BaseException | None:

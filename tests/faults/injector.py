@@ -154,9 +154,10 @@ def inject(fault: Fault) -> Iterator[Seen]:
             failing = _failing(getattr(owner, name), strike)
             stack.enter_context(mock.patch.object(owner, name, failing))
         if fault.call in {"open", "read", "write"}:
-            opening = functools.partial(_open, strike, fault.call)
-            stack.enter_context(mock.patch.object(builtins, "open", opening))
-            stack.enter_context(mock.patch.object(io, "open", opening))
+            _strikes.append((fault.call, strike))
+            stack.callback(_strikes.remove, (fault.call, strike))
+            stack.enter_context(mock.patch.object(builtins, "open", _open))
+            stack.enter_context(mock.patch.object(io, "open", _open))
         yield seen
 
 
@@ -196,6 +197,8 @@ def _is_below(subject: Any, folder: str) -> bool:
 
 
 _readlink = os.readlink  # which may be made to fail
+# What is done when a file is opened, read, or written by Python's own function.
+_strikes: list[tuple[str, Callable[[Any], None]]] = []
 
 
 class _Raw(io.FileIO):
@@ -203,12 +206,12 @@ class _Raw(io.FileIO):
     A file whose every read or write may fail.
     """
 
-    strike: Callable[[Any], None] = staticmethod(lambda _: None)
-    call = ""
+    strikes: tuple[tuple[str, Callable[[Any], None]], ...] = ()
 
     def _strike(self, call: str) -> None:
-        if self.call == call and not _is_pipe(self.fileno()):
-            self.strike(self.fileno())
+        for kind, strike in self.strikes:
+            if kind == call and not _is_pipe(self.fileno()):
+                strike(self.fileno())
 
     def readinto(self, buffer: Any) -> Any:
         self._strike("read")
@@ -228,8 +231,6 @@ class _Raw(io.FileIO):
 
 
 def _open(  # noqa: PLR0917 as the real one
-    strike: Callable[[Any], None],
-    call: str,
     file: Any,
     mode: str = "r",
     buffering: int = -1,
@@ -243,10 +244,13 @@ def _open(  # noqa: PLR0917 as the real one
     Open a file as the real function does, but so that it may fail.
     """
     # With a number, nothing is opened; and an opener calls os.open.
-    if call == "open" and not isinstance(file, int) and opener is None:
-        strike(file)
+    strikes = tuple(_strikes)
+    if not isinstance(file, int) and opener is None:
+        for kind, strike in strikes:
+            if kind == "open":
+                strike(file)
     raw = _Raw(file, mode.replace("b", "").replace("t", ""), closefd, opener)
-    raw.strike, raw.call = strike, call
+    raw.strikes = strikes
     if buffering == 0:
         return raw
 

@@ -92,7 +92,7 @@ def test_files_change(tmp_path, name, change, call, nth):
     """
     logs = tmp_path / "logs"
     logs.mkdir()
-    other, path = logs / "rank1.log", logs / "rank0.log"
+    other, path = logs / "rank1.out", logs / "rank0.out"
     other.write_text(LOG)
     path.write_text(LOG * 20)
     READERS[name](logs)
@@ -190,6 +190,7 @@ def test_the_process_dies(name, part, target, tmp_path):
         with inject(Fault(call=call, nth=nth, instead=dying.kill)):
             error = outcome(act)
 
+        dying.kill()  # in case that it was not asked so often
         dying.wait()
     assert "" == objection(error)
     assert "" == left_over(before._replace(children=frozenset({target})))

@@ -26,7 +26,7 @@ import pytest
 
 import distdebug
 
-from .checking import contents, objection, outcome
+from .checking import IS_THOROUGH, contents, objection, outcome
 from .scenes import IN_JOB, REACH, SCENES, dumps, log
 
 
@@ -40,21 +40,50 @@ UNABLE = (
 )
 LIMIT_S = 120
 MARK = "DISTDEBUG_BENCH"
-SEED = random.Random(7)
-ENDED = tuple(
-    name
-    for name in ("capture_node", "snapshot", "diagnose", "read_dumps")
-    for _ in range(3)
+ALL = sorted(SCENES)
+FORKING = sorted({*IN_JOB} - {"Watch.hangs"})  # that takes long
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
+ENDED = (
+    *("snapshot", "capture_node", "cli.watch.run", "diagnose", "check_node"),
+    *("preflight", "run_on_nodes", "check_nsys", "DebugClient.list"),
+    *("patch_ray_nsight", "write_report", "write_timeline", "find_deaths"),
+    *("dump_flight_recorder", "enable_flight_recorder", "Watch.hangs"),
+)
+# Each by one signal; with DISTDEBUG_FAULTS=all by each one, and often.
+ENDINGS = [
+    (name, end, moment)
+    for number, name in enumerate(ENDED)
+    for which, end in enumerate(SIGNALS)
+    for moment in range(5 if IS_THOROUGH else 1)
+    if IS_THOROUGH or number < 2 or which == number % 3
+]
+
+
+# 0.4 MB each.
+CROWD, CROWD_S = (10_000, 120.0) if IS_THOROUGH else (1000, 60.0)
+FORKS = """
+import os, signal, sys
+for _ in range(int(sys.argv[1])):
+    if os.fork() == 0:
+        signal.pause()
+print("ready", flush=True)
+signal.pause()
+"""
+LOOKING_AROUND = (
+    *("capture_node", "check_environment", "check_node", "check_nsys"),
+    *("cli.watch.run", "DebugClient.stack", "find_nsys_reports"),
+    *("find_workers", "patch_ray_nsight", "preflight", "snapshot", "watch"),
 )
 
 
-def play(folder, name, target, *options, before=(), environ=None):
+def play(folder, names, target, *options, before=(), environ=None):
     """
-    Start a scene in a process of its own.
+    Start scenes in processes of their own.
     """
     root = str(Path(distdebug.__file__).parents[1])
+    line = [sys.executable, PLAY, ",".join(names), folder, str(target)]
     return subprocess.Popen(
-        [*before, sys.executable, PLAY, name, folder, str(target), *options],
+        [*before, *line, *options],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -63,17 +92,31 @@ def play(folder, name, target, *options, before=(), environ=None):
     )
 
 
-def verdict(process, name):
+def verdicts(process):
     """
-    What speaks against how a scene ended, if anything does.
+    What speaks against how scenes ended, by name.
     """
     printed, complaint = process.communicate(timeout=LIMIT_S)
-    if process.returncode != 0:
-        return f"it ended with {process.returncode}: {complaint[-2000:]}"
-    told = json.loads(printed.splitlines()[-1])
+    assert 0 == process.returncode, complaint[-2000:]
+    told = [json.loads(x) for x in printed.splitlines() if x[:1] == "{"]
+    found = {x["name"]: x for x in told if "error" in x}
+    return {
+        x["name"]: objection_to(x, found.get(x["name"]), complaint)
+        for x in told
+        if "status" in x
+    }
+
+
+def objection_to(end, told, complaint):
+    """
+    What speaks against how one scene ended, if anything does.
+    """
+    if end["status"] or told is None:
+        return f"it ended with {end['status']}: {complaint[-2000:]}"
     if told["error"] is None:
         return ""
-    if name in IN_JOB or "DistdebugError" not in told["bases"]:
+    is_ours = "DistdebugError" in told["bases"]
+    if told["name"] in IN_JOB or not is_ours:
         return told["error"]
     return "" if told["remedy"] else f"no remedy: {told['error']}"
 
@@ -120,59 +163,50 @@ def test_full_disk(name, target, tmp_path):
         assert before["earlier"] == after["earlier"]
 
 
-@pytest.mark.parametrize("name", sorted({*SCENES} - {"snapshot"}))
-def test_few_files(name, target, tmp_path):
+@pytest.mark.parametrize("names", [ALL[::2], ALL[1::2]], ids=["one", "two"])
+def test_few_files(names, target, tmp_path):
     """
     Where few files can be open, and none may grow, a job goes on, and others
     get a result or an error of ours.
     """
-    process = play(tmp_path, name, target, "nofile=16", "fsize=0")
+    process = play(tmp_path, names, target, "nofile=16", "fsize=0")
 
-    assert "" == verdict(process, name)
+    assert dict.fromkeys(names, "") == verdicts(process)
 
 
-@pytest.mark.parametrize("name", IN_JOB)
-def test_little_memory(name, target, tmp_path):
+def test_little_memory(target, tmp_path):
     """
     Where there is hardly any memory left, a job goes on.
     """
-    process = play(tmp_path, name, target, "memory=48")
+    process = play(tmp_path, IN_JOB, target, "memory=48")
 
-    assert "" == verdict(process, name)
+    assert dict.fromkeys(IN_JOB, "") == verdicts(process)
 
 
 @pytest.mark.skipif(
     os.geteuid() == 0 and shutil.which("setpriv") is None,
     reason="nobody can take from root that it may write everywhere",
 )
-@pytest.mark.parametrize("name", WRITERS)
-def test_read_only(name, target, tmp_path):
+def test_read_only(target, tmp_path):
     """
     Who may write nowhere gets an error of ours, or a result.
     """
-    process = play(tmp_path, name, target, "wait", before=UNABLE)
-    assert "ready\n" == process.stdout.readline()
-    folders = [tmp_path, *(p for p in tmp_path.rglob("*") if p.is_dir())]
-    for path in folders:
-        path.chmod(0o555)
+    process = play(tmp_path, WRITERS, target, "readonly", before=UNABLE)
 
-    process.stdin.write("\n")
-    process.stdin.flush()
-    told = verdict(process, name)
+    told = verdicts(process)
 
-    for path in folders:
-        path.chmod(0o755)
-    assert "" == told
+    for path in (x for x in tmp_path.rglob("*") if x.is_dir()):
+        path.chmod(0o755)  # from above to below
+    assert dict.fromkeys(WRITERS, "") == told
 
 
-@pytest.mark.parametrize("name", IN_JOB)
-def test_fork_in_the_middle(name, target, tmp_path):
+def test_fork_in_the_middle(target, tmp_path):
     """
     A program that forks while we are at work is not hurt, nor are children.
     """
-    process = play(tmp_path, name, target, "fork")
+    process = play(tmp_path, FORKING, target, "fork")
 
-    assert "" == verdict(process, name)
+    assert dict.fromkeys(FORKING, "") == verdicts(process)
 
 
 def marked(mark: str) -> set[int]:
@@ -188,12 +222,13 @@ def marked(mark: str) -> set[int]:
 
 
 @pytest.mark.parametrize(
-    "end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL]
+    ("name", "end", "moment"),
+    [
+        pytest.param(n, end, i, id=f"{n}-{end.name}-{i}")
+        for n, end, i in ENDINGS
+    ],
 )
-@pytest.mark.parametrize(
-    ("name", "number"), [(n, i) for i, n in enumerate(ENDED)]
-)
-def test_ended_in_the_middle(name, number, end, target, tmp_path):
+def test_ended_in_the_middle(name, end, moment, target, tmp_path):
     """
     Whoever ends us at any moment: what was written stays, the process that
     was looked at goes on, and nobody is left.
@@ -203,13 +238,12 @@ def test_ended_in_the_middle(name, number, end, target, tmp_path):
     earlier.mkdir()
     log(earlier), dumps(earlier)
     before = contents(earlier)
-    process = play(
-        tmp_path, name, target, "wait", "again", environ={MARK: mark}
-    )
+    process = play(tmp_path, [name], target, "again", environ={MARK: mark})
     assert "ready\n" == process.stdout.readline()
     process.stdin.write("\n")
     process.stdin.flush()
-    time.sleep(SEED.uniform(0.0, 1.0))  # any moment is as good as another
+    # Any moment is as good as another.
+    time.sleep(random.Random(f"{name} {end} {moment}").uniform(0.0, 1.0))
 
     process.send_signal(end)
     process.communicate(timeout=LIMIT_S)
@@ -240,6 +274,41 @@ def add_process(root: Path, pid: int, title: str, environ: str = "") -> None:
     )
     (folder / "cmdline").write_text(title.replace(" ", "\0") + "\0")
     (folder / "environ").write_text(environ)
+
+
+@contextmanager
+def crowd(number: int) -> Iterator[int]:
+    """
+    So many processes that do nothing.
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", FORKS, str(number)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    )
+    try:
+        assert b"ready\n" == process.stdout.readline()
+        yield process.pid
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def test_crowded_node(target, tmp_path):
+    """
+    Among many real processes, all that look at a node still end soon.
+    """
+    took = {}
+    with crowd(CROWD):
+        for name in LOOKING_AROUND:
+            folder = tmp_path / name
+            folder.mkdir()
+            act, start = SCENES[name](folder, target), time.monotonic()
+            told = objection(outcome(act), in_job=name in IN_JOB)
+            took[name] = (told, time.monotonic() - start < CROWD_S)
+
+    assert dict.fromkeys(LOOKING_AROUND, ("", True)) == took
 
 
 def test_many_processes(tmp_path):

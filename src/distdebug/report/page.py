@@ -8,7 +8,8 @@ import hashlib
 import os
 
 from base64 import b64encode
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import attrs
 
 from .._files import output_to, write_whole
 from .._text import clean
-from ..errors import MissingDependencyError
+from ..errors import DistdebugError, MissingDependencyError
 from ..findings import Diagnosis
 from .section import Section
 from .sections import SECTIONS
@@ -88,8 +89,28 @@ def report_html(diagnosis: Diagnosis) -> str:
 
     Raises:
         MissingDependencyError: *jinja2* is not installed.
+
+        DistdebugError: What belongs to this package cannot be read.
     """
-    templates = _templates()
+    with _own_files_told():
+        return _page(_templates(), diagnosis)
+
+
+@contextmanager
+def _own_files_told() -> Iterator[None]:
+    """
+    Tell by one error of ours that our own templates cannot be read.
+    """
+    try:
+        yield
+    except OSError as exc:  # also of jinja2, which then has no such template
+        msg = f"the templates of reports cannot be read: {exc}"
+        raise DistdebugError(
+            msg, remedy="see that this user may read them, or install again"
+        ) from exc
+
+
+def _page(templates: Environment, diagnosis: Diagnosis) -> str:
     made = (_part(templates, make, diagnosis) for make in SECTIONS)
     parts = [part for part in made if part is not None]
     names = ("page", "top", *(part.section.name for part in parts))
@@ -112,8 +133,13 @@ def _templates() -> Environment:
         remedy = 'pip install "distdebug[report]"'
         raise MissingDependencyError(msg, remedy=remedy) from exc
 
+    try:
+        loader = PackageLoader(__name__.rpartition(".")[0])
+    except ValueError as exc:
+        raise FileNotFoundError(str(exc)) from exc
+
     return Environment(
-        loader=PackageLoader(__name__.rpartition(".")[0]),
+        loader=loader,
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -1,11 +1,14 @@
 """
-Plays a scene in a process of its own, and prints what becomes of it.
+Plays scenes in processes of their own, and prints what becomes of each.
 
-Usage: ``play.py SCENE FOLDER TARGET [nofile=N] [memory=MIB] [fsize=N] [fork]
-[wait] [again]``.
+Usage: ``play.py SCENES FOLDER TARGET [nofile=N] [memory=MIB] [fsize=N]
+[readonly] [fork] [again]``.
 
-With *wait* it says that it is ready, and waits for a line; with *again* it
-plays without end.  Limits begin once all is prepared, and the first play over.
+The names of scenes are joined by commas; each is played in a child, so that
+all of them have to be loaded only once.  Limits begin once all is prepared, and
+a first play over; with *readonly* nothing can be written any more then.  With
+*again* the first scene says that it is ready, waits for a line, and is played
+without end.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import os
 import resource
 import sys
 import threading
+import traceback
 
 from pathlib import Path
 
@@ -35,46 +39,89 @@ def main() -> None:
     """
     Play.
     """
-    name, place, target, *options = sys.argv[1:]
-    folder = Path(place)
-    numbers = dict(x.split("=") for x in options if "=" in x)
-    if numbers or "fork" in options:
-        SCENES[name](new(folder), int(target))()  # all is imported
-    act = SCENES[name](new(folder), int(target))
-    if "wait" in options:
-        print("ready", flush=True)
-        sys.stdin.readline()
-    for limit, number in numbers.items():
-        which, unit = LIMITS[limit]
-        used = memory() if limit == "memory" else 0
-        most = int(number) * unit + used
-        resource.setrlimit(which, (most, resource.getrlimit(which)[1]))
+    names, place, target, *options = sys.argv[1:]
+    if "again" in options:
+        play_again(names, Path(place), int(target))
+    for name in names.split(","):
+        child = os.fork()
+        if child == 0:
+            play_alone(name, Path(place, name), int(target), options)
+        _, status = os.waitpid(child, 0)
+        tell({"name": name, "status": status})
+
+
+def play_again(name: str, folder: Path, target: int) -> None:
+    """
+    Play until somebody ends us.
+    """
+    act = SCENES[name](new(folder), target)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    while True:
+        outcome(act)
+        act = SCENES[name](new(folder), target)
+
+
+def play_alone(
+    name: str, folder: Path, target: int, options: list[str]
+) -> None:
+    """
+    Play in this child, and end it.
+    """
+    try:
+        folder.mkdir()
+        play(name, folder, target, options)
+    except BaseException:  # noqa: BLE001 it ends here
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def play(name: str, folder: Path, target: int, options: list[str]) -> None:
+    """
+    Play under some limits, and tell what was raised.
+    """
+    outcome(SCENES[name](new(folder), target))  # all is imported
+    act = SCENES[name](new(folder), target)
+    if "readonly" in options:
+        for path in (folder, *folder.rglob("*")):
+            if path.is_dir() and not path.is_symlink():
+                path.chmod(0o555)
+    for option in options:
+        limit, has_number, number = option.partition("=")
+        if has_number:
+            which, unit = LIMITS[limit]
+            used = memory() if limit == "memory" else 0
+            most = int(number) * unit + used
+            resource.setrlimit(which, (most, resource.getrlimit(which)[1]))
     if "fork" in options:
         fork_in_the_middle(act)
-        return
-
-    while True:
-        tell(act)
-        if "again" not in options:
-            return
-        act = SCENES[name](new(folder), int(target))
-
-
-def tell(act) -> None:
-    """
-    Play once, and print what was raised.
-    """
-    error: BaseException | None = None
-    try:
-        act()
-    except Exception as exc:  # noqa: BLE001 that is what is told
-        error = exc
+    error = outcome(act)
     told = {
+        "name": name,
         "error": None if error is None else repr(error),
         "bases": [x.__name__ for x in type(error).__mro__],
         "remedy": getattr(error, "remedy", None),
     }
-    print(json.dumps(told), flush=True)
+    tell(told)
+
+
+def tell(told: dict[str, object]) -> None:
+    """
+    Print a line, with no more memory or files than there are.
+    """
+    os.write(1, f"{json.dumps(told)}\n".encode())
+
+
+def outcome(act) -> BaseException | None:
+    """
+    What an act raises, if it does.
+    """
+    try:
+        act()
+    except Exception as error:  # noqa: BLE001 that is what is told
+        return error
+    return None
 
 
 def fork_in_the_middle(act) -> None:
@@ -95,7 +142,6 @@ def fork_in_the_middle(act) -> None:
     for child in children:
         os.waitpid(child, 0)
     thread.join()
-    tell(act)
 
 
 def memory() -> int:

@@ -180,7 +180,8 @@ class Ranks:
         if not requests:
             return _Told()
 
-        reached = self.reach.peers()
+        with unreadable_told():
+            reached = self.reach.peers()
         peers = reached.peers
         there = {p: r for p, r in requests.items() if p in peers}
         answers = ask_all(
