@@ -20,7 +20,8 @@ import nox
 nox.needs_version = ">=2025.5.1"
 nox.options.default_venv_backend = "none"
 nox.options.sessions = [
-    *("lint", "typing", "docs", "tests", "fuzz", "pages", "integration"),
+    *("lint", "typing", "docs", "tests", "fuzz", "faults"),
+    *("pages", "integration"),
 ]
 
 PYPROJECT = nox.project.load_toml()
@@ -102,12 +103,13 @@ def integration(session: nox.Session) -> None:
     session.run("pytest", "tests/integration", *session.posargs)
 
 
-@nox.session(default=False)
+@nox.session
 def faults(session: nox.Session) -> None:
     """
     What if disks, tools, processes, and the machine itself fail?
     """
-    session.run("pytest", "tests/faults", *session.posargs)
+    options = ("-n", "auto", "--dist", "worksteal")
+    session.run("pytest", "tests/faults", *options, *session.posargs)
 
 
 @nox.session(default=False)

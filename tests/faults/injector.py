@@ -167,7 +167,9 @@ def _failing(
     @functools.wraps(real)
     def call(*args: Any, **kwargs: Any) -> Any:
         subject = args[0] if args else ""
-        if not (isinstance(subject, int) and _is_pipe(subject)):
+        is_pipe = isinstance(subject, int) and _is_pipe(subject)
+        # An object for a socket that is there already asks nobody.
+        if not is_pipe and kwargs.get("fileno") is None:
             strike(subject)
         return real(*args, **kwargs)
 

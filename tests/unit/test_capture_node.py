@@ -251,6 +251,16 @@ class TestCaptureNode:
         assert 4 == nodes.looks
         assert all(p.threads[0].activity is None for p in got.stacks)
 
+    def test_nobody_to_look_at(self, nodes, monkeypatch):
+        """
+        Where nobody is, nobody is waited for.
+        """
+        monkeypatch.setattr(time, "sleep", None)
+
+        capture = capture_node(pids=[], looks=3, interval_s=600.0)
+
+        assert ((), ()) == (capture.processes, capture.missing)
+
     def test_no_time_for_another_look(self, nodes):
         """
         The limit for all comes before the number of looks.

@@ -12,6 +12,7 @@ import sys
 import time
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import attrs
 import pytest
@@ -33,6 +34,7 @@ from distdebug.stacks.model import ThreadStack
 
 
 PARENT = os.getppid()
+GONE = FileNotFoundError(2, "No usable temporary directory found")
 FINE = ProcessState(letter="S", start_ticks=1, pid_inside=PARENT)
 
 
@@ -556,3 +558,16 @@ class TestTrial:
             process.stdin.close()
 
             assert 0 == process.wait(60)
+
+
+def test_no_temporary_folder(monkeypatch):
+    """
+    Where no temporary folder can be used, that is told with a remedy.
+    """
+    monkeypatch.setattr(rights.tempfile, "gettempdir", Mock(side_effect=GONE))
+
+    found = rights._check_space()
+
+    assert ("space", False) == (found.name, found.ok)
+    assert "No usable temporary directory" in found.detail
+    assert "TMPDIR" in found.remedy

@@ -560,6 +560,22 @@ class TestConnect:
         with pytest.raises(DebuggerError, match="others may enter"):
             connect(base)
 
+    def test_gone_later(self, base, answering_rank):
+        """
+        If the folder is gone while we ask, the error names it, and what helps.
+        """
+        folder = base / "job"
+        folder.mkdir(mode=0o700)
+        with connect(folder) as client:
+            folder.rmdir()
+
+            with pytest.raises(DebuggerError, match="cannot look") as caught:
+                client.list()
+            assert str(folder) in str(caught.value)
+            assert caught.value.remedy
+        with pytest.raises(DebuggerError, match="cannot look"):
+            connect(folder)
+
     def test_unsafe_later(self, base, answering_rank):
         """
         A folder that is opened to others while we ask is refused from then on.

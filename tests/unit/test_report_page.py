@@ -11,6 +11,7 @@ import re
 import sys
 
 from html.parser import HTMLParser
+from unittest.mock import Mock
 
 import attrs
 import pytest
@@ -18,7 +19,11 @@ import pytest
 from distdebug import report_html, write_report
 from distdebug.__main__ import main
 from distdebug.diagnosis.seen import Seen
-from distdebug.errors import MissingDependencyError
+from distdebug.errors import (
+    DistdebugError,
+    MissingDependencyError,
+    OutputError,
+)
 from distdebug.findings import (
     Cause,
     CollectiveRef,
@@ -422,10 +427,36 @@ class TestWriteReport:
 
     def test_no_folder(self, tmp_path):
         """
-        If it cannot be written, the error says so.
+        If it cannot be written, the error says so, and what helps.
         """
-        with pytest.raises(FileNotFoundError):
+        with pytest.raises(OutputError, match="cannot write to") as caught:
             write_report(PLAIN, tmp_path / "nowhere" / "report.html")
+
+        assert caught.value.remedy
+
+    @pytest.mark.parametrize("name", ["_static", "_templates"])
+    def test_own_files(self, monkeypatch, name):
+        """
+        If our own templates cannot be read, the error says so.
+        """
+        trouble = Mock(side_effect=PermissionError(13, "Permission denied"))
+        monkeypatch.setattr(module, name, trouble)
+
+        with pytest.raises(DistdebugError, match="templates") as caught:
+            report_html(PLAIN)
+
+        assert caught.value.remedy
+
+    def test_no_templates(self, monkeypatch):
+        """
+        So it does if their folder is not there.
+        """
+        monkeypatch.setattr(
+            "jinja2.PackageLoader", Mock(side_effect=ValueError("no folder"))
+        )
+
+        with pytest.raises(DistdebugError, match="no folder"):
+            report_html(PLAIN)
 
     def test_without_jinja(self, tmp_path, monkeypatch):
         """

@@ -14,6 +14,7 @@ import pytest
 from distdebug import (
     DistdebugError,
     NoDumpsError,
+    OutputError,
     Timeline,
     analyze_dumps,
     diagnose,
@@ -284,6 +285,17 @@ class TestChoice:
         """
         with pytest.raises(DistdebugError, match="no format of timelines"):
             write_timeline(hung, tmp_path / name)
+
+    def test_no_folder(self, hung, tmp_path):
+        """
+        If it cannot be written, the error says so, and what helps.
+        """
+        path = tmp_path / "nowhere" / "timeline.json"
+
+        with pytest.raises(OutputError, match="cannot write to") as caught:
+            write_timeline(hung, path)
+
+        assert caught.value.remedy
 
     def test_no_last(self, hung, tmp_path):
         """
