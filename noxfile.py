@@ -24,6 +24,12 @@ nox.options.sessions = [
     *("pages", "integration"),
 ]
 
+# The last of each minor release, from the oldest that is promised on.
+TORCHES = [
+    *("2.5.1", "2.6.0", "2.7.1", "2.8.0", "2.9.1", "2.10.0"),
+    *("2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0"),
+]
+
 PYPROJECT = nox.project.load_toml()
 
 # The tools lie beside nox, also if its environment is not activated.
@@ -132,6 +138,36 @@ def minimums(session: nox.Session) -> None:
     groups = nox.project.dependency_groups(PYPROJECT, "tests")
     session.install("-e", ".", *oldest, *groups)
     session.run("pytest", "tests/unit", "tests/property", *session.posargs)
+
+
+@nox.session(
+    default=False,
+    venv_backend="venv",
+    python=nox.project.python_versions(PYPROJECT),
+)
+def pythons(session: nox.Session) -> None:
+    """
+    Do units and laws hold with that Python, and without torch?
+    """
+    groups = nox.project.dependency_groups(PYPROJECT, "tests")
+    session.install("-e", ".", *groups)
+    paths = ("tests/unit", "tests/property")
+    session.run("pytest", "-n", "auto", *paths, *session.posargs)
+
+
+@nox.session(default=False, venv_backend="venv")
+@nox.parametrize("torch", TORCHES, ids=TORCHES)
+def torches(session: nox.Session, torch: str) -> None:
+    """
+    Does it work with that torch, on real jobs?  Each takes up to 7 GB.
+    """
+    session.install("-e", ".", f"torch=={torch}", "pytest", "pytest-timeout")
+    programs = ("test_torch.py", "test_recording.py")
+    session.run(
+        "pytest",
+        *(f"tests/integration/{name}" for name in programs),
+        *session.posargs,
+    )
 
 
 @nox.session(default=False, venv_backend="venv")

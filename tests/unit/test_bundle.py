@@ -89,7 +89,9 @@ class TestManifest:
     @pytest.mark.parametrize(
         "change",
         [
-            {"schema": 2},
+            {"schema": 0},
+            {"schema": "1"},
+            {"schema": True},
             {"tool": "other"},
             {"version": 7},
             {"created": "x"},

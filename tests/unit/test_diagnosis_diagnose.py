@@ -26,6 +26,8 @@ from distdebug.testing import SimulatedJob, make_dumps
 
 
 READING = ("read_shard", "train.py", 41)
+TRAINING = ("step", "train.py", 50)
+WAITING = ("all_reduce", "torch/distributed/distributed_c10d.py", 7)
 
 
 @pytest.fixture(name="hang")
@@ -149,6 +151,33 @@ def test_sidecar(hang):
 
     assert Cause.SLEEPING is verdict.detail_cause
     assert "it is sleeping in" in verdict.summary
+
+
+def test_only_sidecars(tmp_path):
+    """
+    Where torch recorded nothing, what the ranks told of themselves is enough.
+    """
+    for rank, lines in enumerate(([WAITING, TRAINING], [READING])):
+        frames = tuple(SidecarFrame(*line) for line in lines)
+        sidecar = Sidecar(
+            path="",
+            rank=rank,
+            world_size=2,
+            host="node1",
+            pid=7 + rank,
+            started=0.0,
+            written=1_750_000_001.0,
+            reason="request",
+            threads=(("MainThread", frames),),
+        )
+        write_sidecar(sidecar, tmp_path / f"nccl_trace_rank_{rank}")
+
+    diagnosis = diagnose(tmp_path)
+
+    assert (1,) == diagnosis.verdict.ranks
+    assert "read_shard" == diagnosis.verdict.location.function
+    assert (0,) == diagnosis.victims
+    assert ["dump", "dump"] == [lost.what for lost in diagnosis.missing]
 
 
 def test_only_stacks(tmp_path):

@@ -24,6 +24,7 @@ from typing import Any, Literal, get_args
 import attrs
 
 from .._files import open_ordinary, write_whole
+from .._layout import UPGRADE, LaterLayoutError, check_layout
 from .._text import reason_of
 from ..errors import BundleError
 from ..findings import Missing
@@ -172,6 +173,9 @@ def read_manifest(folder: str | os.PathLike[str]) -> Manifest:
         reason = "the snapshot was never finished, or is none"
     except OSError as exc:
         reason = reason_of(exc)
+    except LaterLayoutError as exc:
+        msg = f"the manifest in {folder} cannot be read: {exc}"
+        raise BundleError(msg, remedy=UPGRADE) from None
     except _DAMAGE as exc:
         reason = _damage(exc)
     msg = f"no manifest in {folder}: {reason}"
@@ -200,6 +204,8 @@ def parse_manifest(data: object) -> Manifest:
     """
     try:
         return _parse(data)  # type: ignore[arg-type]
+    except LaterLayoutError as exc:
+        raise BundleError(str(exc), remedy=UPGRADE) from None
     except _DAMAGE as exc:
         raise BundleError(_damage(exc)) from None
 
@@ -219,9 +225,11 @@ def _read(path: Path) -> bytes:
 
 
 def _parse(data: dict[str, Any]) -> Manifest:
-    if data["tool"] != "distdebug" or data["schema"] != _SCHEMA:
-        msg = "it was written by something else, or by a later version"
+    if data["tool"] != "distdebug":
+        msg = "it was written by something else"
         raise ValueError(msg)
+
+    check_layout(data["schema"], _SCHEMA)
 
     return Manifest(
         version=_text(data["version"]),

@@ -25,6 +25,7 @@ from ..health.gpu.smi import gpu_rows
 from ..health.kernel.events import is_suspicious
 from ..health.kernel.log import read_kernel_log
 from ..health.network.interfaces import read_interfaces
+from ..health.stored import FACTS_LAYOUT
 from ..health.variables import public_variables
 from ..processes.environ import read_environ
 
@@ -57,7 +58,10 @@ def keep_facts(
     """
     deadline = time.monotonic() + seconds
     missing: list[Missing] = []
-    facts: dict[str, Any] = {"schema": 1, "taken": time.time()}
+    facts: dict[str, Any] = {
+        "schema": FACTS_LAYOUT,
+        "taken": time.time(),
+    }
     sources: Mapping[str, Fact] = {
         "machine": lambda _: _machine(path.parent),
         "variables": lambda _: _variables(pids),

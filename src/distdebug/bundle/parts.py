@@ -22,6 +22,7 @@ __all__ = ["count_parts", "lost_part", "merge_manifests", "read_parts"]
 
 
 _NOTHING_KNOWN: Mapping[str, Manifest] = {}
+_UNDONE = "it was not done, or its snapshot was killed"
 
 
 def read_parts(
@@ -127,10 +128,10 @@ def _parts(folder: Path) -> list[Path]:
 def _read_part(folder: Path, known: Mapping[str, Manifest]) -> Manifest:
     try:
         return read_manifest(folder)
-    except BundleError:
-        return known.get(folder.name) or _undone(folder.name)
+    except BundleError as exc:
+        told = str(exc) if is_done(folder) else _UNDONE
+        return known.get(folder.name) or _unread(folder.name, told)
 
 
-def _undone(host: str) -> Manifest:
-    reason = "it was not done, or its snapshot was killed"
+def _unread(host: str, reason: str) -> Manifest:
     return lost_part(NodeEntry(host=host, status="partial", reason=reason))

@@ -23,7 +23,7 @@ from ..stacks.files import is_captured, is_stack_like
 from ..stacks.jobs import members_of_job
 from ..stacks.model import ProcessStacks
 from ..stacks.parse import StackFiles, read_stack_files
-from .hosts import ended_well, host_views
+from .hosts import all_stacks, ended_well, host_views
 from .logs.join import diagnose_logs, join_logs
 from .logs.model import LogEvidence
 from .logs.read import read_logs
@@ -56,6 +56,9 @@ _UNKNOWN = Finding(
     confidence="possible",
     remedy="take native stacks too (distdebug stacks --native), and enable "
     "the Flight Recorder",
+)
+_NO_DUMPS = Missing(
+    what="dump", reason="there are no Flight Recorder dumps, only stacks"
 )
 
 
@@ -117,7 +120,10 @@ def _conclude(
     if flight is None and not found.stacks:
         return diagnose_logs(logs)
     if flight is None:
-        return join_logs(_from_stacks(found), logs, alive=_alive(found.stacks))
+        from_stacks = attrs.evolve(
+            _from_stacks(found.stacks), missing=(_NO_DUMPS, *found.missing)
+        )
+        return join_logs(from_stacks, logs, alive=_alive(found.stacks))
 
     return join_logs(
         _from_dumps(flight, found),
@@ -169,9 +175,13 @@ def _alive(stacks: Iterable[ProcessStacks]) -> set[int]:
 def _from_dumps(flight: FlightReport, found: StackFiles) -> Diagnosis:
     dumps = flight.dumps
     diagnosis = flight.to_diagnosis()
-    if found.stacks and not (len(dumps) or ended_well(dumps)):
-        unread = (*diagnosis.missing, *found.missing)
-        return attrs.evolve(_from_stacks(found), missing=unread)
+    if not (len(dumps) or ended_well(dumps)):
+        # Where torch records nothing, ranks that are asked tell their stacks.
+        stacks = all_stacks(dumps, found.stacks)
+        is_open = diagnosis.verdict.cause is Cause.UNKNOWN
+        if found.stacks or (is_open and any(p.threads for p in stacks)):
+            unread = (*diagnosis.missing, *found.missing)
+            return attrs.evolve(_from_stacks(stacks), missing=unread)
 
     views = host_views(dumps, found.stacks)
     diagnosis = refine(diagnosis, views, dumps)
@@ -210,17 +220,13 @@ def _with_movement(
     )
 
 
-def _from_stacks(found: StackFiles) -> Diagnosis:
+def _from_stacks(stacks: Sequence[ProcessStacks]) -> Diagnosis:
     """
     Diagnose without any dump: who stands apart, and what do the others do?
     """
-    findings = explain_stacks(found.stacks)
-    no_dumps = Missing(
-        what="dump",
-        reason="there are no Flight Recorder dumps, only stacks",
-    )
+    findings = explain_stacks(stacks)
     verdict = findings[0] if findings else _UNKNOWN
-    victims = _victims(members_of_job(verdict, found.stacks), verdict)
+    victims = _victims(members_of_job(verdict, stacks), verdict)
     if len(findings) > 1 and not victims:
         # Nobody is seen to wait for anybody: the first is only a suspect.
         verdict = attrs.evolve(
@@ -230,12 +236,7 @@ def _from_stacks(found: StackFiles) -> Diagnosis:
             "ranks: they tell who holds up whom",
         )
         findings = (verdict, *findings[1:])
-    return Diagnosis(
-        verdict=verdict,
-        findings=findings,
-        victims=victims,
-        missing=(no_dumps, *found.missing),
-    )
+    return Diagnosis(verdict=verdict, findings=findings, victims=victims)
 
 
 def _victims(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .._files import open_ordinary, write_whole
+from .._layout import LaterLayoutError, check_layout
 
 
 __all__ = [
@@ -35,6 +36,7 @@ SIDECAR_SUFFIX = ".sidecar.json"
 # No job has more; whoever says so would have us count to a billion.
 MOST_RANKS = 1 << 20
 
+_SCHEMA = 1
 _MOST_BYTES = 64 << 20
 _MOST_NUMBER = 1 << 31
 _MOST_SECONDS = 1 << 33  # in nanoseconds, they fit into 64 bits
@@ -128,7 +130,10 @@ class Sidecar(NamedTuple):
         """
         Plain data, in the layout of the file.
         """
-        data: dict[str, Any] = {"schema": 1, "kind": "distdebug-sidecar"}
+        data: dict[str, Any] = {
+            "schema": _SCHEMA,
+            "kind": "distdebug-sidecar",
+        }
         data.update(self._asdict())
         del data["path"]
         data["groups"] = [g._asdict() for g in self.groups]
@@ -173,12 +178,15 @@ def read_sidecar(path: Path) -> Sidecar:
     Raises:
         OSError: The file cannot be read.
 
-        ValueError: It is not a side-car.
+        ValueError: It is not a side-car, or one of a later version.
     """
     with open_ordinary(path, "not a side-car: it is no regular file") as file:
         data = file.read(_MOST_BYTES)
     try:
         return parse_sidecar(json.loads(data), str(path))
+    except LaterLayoutError as exc:
+        msg = f"a side-car that cannot be read: {exc}"
+        raise ValueError(msg) from None
     except (
         *(AttributeError, KeyError, OverflowError),
         *(RecursionError, TypeError, ValueError),
@@ -207,6 +215,7 @@ def parse_sidecar(data: Any, path: str) -> Sidecar:
         msg = f"not a side-car: {path}"
         raise ValueError(msg)
 
+    check_layout(data.get("schema", _SCHEMA), _SCHEMA)
     return Sidecar(
         path=path,
         rank=_count(data["rank"], MOST_RANKS),

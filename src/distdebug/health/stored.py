@@ -25,7 +25,16 @@ from .variables import public_variables
 from .verdicts import judge_facts
 
 
-__all__ = ["environs_of", "job_start", "judge_node_facts", "node_facts"]
+__all__ = [
+    "FACTS_LAYOUT",
+    "environs_of",
+    "job_start",
+    "judge_node_facts",
+    "node_facts",
+]
+
+FACTS_LAYOUT = 1
+"""The layout of ``node.json``; see :mod:`distdebug.bundle`."""
 
 _MOST = 1 << 16
 _MOST_LINES = 100_000

@@ -14,11 +14,13 @@ from typing import Any
 import attrs
 
 from ..._files import read_ordinary
+from ..._layout import check_layout
 from ..._text import reason_of
 from ...findings import Finding, Missing
 from ...health.environment import check_environment
 from ...health.model import NodeFacts
 from ...health.stored import (
+    FACTS_LAYOUT,
     environs_of,
     job_start,
     judge_node_facts,
@@ -112,12 +114,12 @@ def read_nodes(
 def _read(path: Path) -> Mapping[str, Any] | Missing:
     try:
         facts = json.loads(read_ordinary(path, _MOST_BYTES))
-    except (OSError, ValueError, RecursionError) as exc:
-        reason = reason_of(exc)
-    else:
         if isinstance(facts, dict):
+            check_layout(facts.get("schema", FACTS_LAYOUT), FACTS_LAYOUT)
             return facts
         reason = "it is no object of JSON"
+    except (OSError, ValueError, RecursionError) as exc:
+        reason = reason_of(exc)
     return Missing(what="facts of node", reason=reason, source=str(path))
 
 
