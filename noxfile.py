@@ -131,9 +131,16 @@ def minimums(session: nox.Session) -> None:
     """
     Do the oldest dependencies that we promise still do, and no torch?
     """
+    project = PYPROJECT["project"]
+    extras = project["optional-dependencies"].items()
+    promised = (
+        project["dependencies"],
+        *(needs for extra, needs in extras if extra not in {"torch", "all"}),
+    )
     oldest = [
         requirement.replace(">=", "==")
-        for requirement in PYPROJECT["project"]["dependencies"]
+        for requirements in promised
+        for requirement in requirements
     ]
     groups = nox.project.dependency_groups(PYPROJECT, "tests")
     session.install("-e", ".", *oldest, *groups)

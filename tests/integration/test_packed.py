@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import venv
 import zipfile
 
@@ -200,6 +201,29 @@ def test_report(packed, bare, tmp_path):
     assert "MissingDependencyError: a report needs jinja2" in told
     assert ['Try: pip install "distdebug[report]"'] == extra
     assert "rank 2" in page.read_text()
+
+
+@pytest.mark.skipif(
+    sys.version_info >= (3, 13), reason="the oldest numpy has no wheel for it"
+)
+def test_oldest(packed, tmp_path):
+    """
+    The oldest dependencies that are promised are enough; ``nox -s minimums``
+    runs all tests with them.
+    """
+    python = new_environment(tmp_path / "oldest")
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())
+    needed = project["project"]["dependencies"]
+    page = project["project"]["optional-dependencies"]["report"]
+    oldest = [needs.replace(">=", "==") for needs in (*needed, *page)]
+
+    install(python, *oldest, packed[1])
+
+    run(python, "-c", LOAD_ALL)
+    write = "distdebug.write_report(diagnosis, sys.argv[1] + '/page.html')"
+    told = run(python, "-c", DIAGNOSE + write, tmp_path)
+    assert "rank_not_arrived 2\n" == told
+    assert "rank 2" in (tmp_path / "page.html").read_text()
 
 
 def test_vendor_torch(packed, tmp_path):

@@ -82,14 +82,21 @@ def alone(behavior, dump_dir):
         end(process)
 
 
+def need_recorder():
+    """
+    Skip a test where torch is not there, or records nothing on Gloo.
+    """
+    pytest.importorskip("torch.distributed")
+    if not hasattr(importlib.import_module(C10D), "_dump_fr_trace"):
+        pytest.skip("this torch records nothing on Gloo")
+
+
 @contextmanager
 def gloo_job(behavior, dump_dir):
     """
     Run two ranks of a Gloo job.
     """
-    pytest.importorskip("torch.distributed")
-    if not hasattr(importlib.import_module(C10D), "_dump_fr_trace"):
-        pytest.skip("this torch records nothing on Gloo")
+    need_recorder()
     store = dump_dir.with_name("store")
     ranks = [
         start(
@@ -423,7 +430,7 @@ def test_spawned_children(tmp_path):
     A spawned rank is known by the number that it gave torch, and its
     exception is noted although Python calls no hook there.
     """
-    pytest.importorskip("torch.distributed")
+    need_recorder()
 
     process = start(
         "record_spawn.py", tmp_path / "d", tmp_path / "store", rank=None
@@ -440,7 +447,7 @@ def test_cost(tmp_path):
     """
     A dump with stacks imports nothing.
     """
-    pytest.importorskip("torch.distributed")
+    need_recorder()
 
     process = start("record_cost.py", tmp_path / "d")
     out, err = process.communicate(timeout=60)

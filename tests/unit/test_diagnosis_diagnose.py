@@ -153,10 +153,17 @@ def test_sidecar(hang):
     assert "it is sleeping in" in verdict.summary
 
 
-def test_only_sidecars(tmp_path):
+@pytest.mark.parametrize(
+    ("is_recording", "lost"),
+    [(False, ["dump", "dump"]), (True, ["calls"])],
+    ids=["no recorder", "no calls"],
+)
+def test_only_sidecars(is_recording, lost, tmp_path):
     """
     Where torch recorded nothing, what the ranks told of themselves is enough.
     """
+    if is_recording:
+        make_dumps(tmp_path, SimulatedJob(2))
     for rank, lines in enumerate(([WAITING, TRAINING], [READING])):
         frames = tuple(SidecarFrame(*line) for line in lines)
         sidecar = Sidecar(
@@ -168,6 +175,7 @@ def test_only_sidecars(tmp_path):
             started=0.0,
             written=1_750_000_001.0,
             reason="request",
+            dump=f"nccl_trace_rank_{rank}" if is_recording else "",
             threads=(("MainThread", frames),),
         )
         write_sidecar(sidecar, tmp_path / f"nccl_trace_rank_{rank}")
@@ -177,7 +185,7 @@ def test_only_sidecars(tmp_path):
     assert (1,) == diagnosis.verdict.ranks
     assert "read_shard" == diagnosis.verdict.location.function
     assert (0,) == diagnosis.victims
-    assert ["dump", "dump"] == [lost.what for lost in diagnosis.missing]
+    assert lost == [missing.what for missing in diagnosis.missing]
 
 
 def test_only_stacks(tmp_path):

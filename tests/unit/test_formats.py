@@ -60,7 +60,7 @@ class TestTorch:
         """
         verdict = diagnose(sample).verdict
 
-        recorded, seen = Cause.RANK_NOT_ARRIVED, Cause.IO_WAIT
+        recorded, seen = Cause.RANK_NOT_ARRIVED, Cause.QUEUE_WAIT
         assert [] == read_dumps(sample).problems or sample.name in SILENT
         assert ((1,), "load_batch") == (
             verdict.ranks,
@@ -253,7 +253,9 @@ def stopped_rank(folder):
     program = TESTS / "integration" / "programs" / "stopped_rank.py"
     environ = {
         **os.environ,
-        "RANK": "0", "WORLD_SIZE": "1", "DISTDEBUG_DIR": str(folder),
+        "RANK": "0",
+        "WORLD_SIZE": "1",
+        "DISTDEBUG_DIR": str(folder),
         "PYTHONPATH": str(Path(distdebug.__file__).parents[1]),
     }
     rank = subprocess.Popen(

@@ -60,6 +60,11 @@ _UNKNOWN = Finding(
 _NO_DUMPS = Missing(
     what="dump", reason="there are no Flight Recorder dumps, only stacks"
 )
+# A build for GPUs has a recorder, which hears nothing of Gloo.
+_NO_CALLS = Missing(
+    what="calls",
+    reason="the dumps hold none: before 2.8, torch records those of NCCL only",
+)
 
 
 def diagnose(
@@ -175,13 +180,15 @@ def _alive(stacks: Iterable[ProcessStacks]) -> set[int]:
 def _from_dumps(flight: FlightReport, found: StackFiles) -> Diagnosis:
     dumps = flight.dumps
     diagnosis = flight.to_diagnosis()
-    if not (len(dumps) or ended_well(dumps)):
-        # Where torch records nothing, ranks that are asked tell their stacks.
+    if _is_silent(dumps):
+        # Ranks that are asked tell their stacks also where nothing recorded.
         stacks = all_stacks(dumps, found.stacks)
         is_open = diagnosis.verdict.cause is Cause.UNKNOWN
-        if found.stacks or (is_open and any(p.threads for p in stacks)):
+        has_any = is_open and any(p.threads for p in stacks)
+        if has_any or (found.stacks and not len(dumps)):
             unread = (*diagnosis.missing, *found.missing)
-            return attrs.evolve(_from_stacks(stacks), missing=unread)
+            lost = (_NO_CALLS, *unread) if len(dumps) else unread
+            return attrs.evolve(_from_stacks(stacks), missing=lost)
 
     views = host_views(dumps, found.stacks)
     diagnosis = refine(diagnosis, views, dumps)
@@ -189,6 +196,14 @@ def _from_dumps(flight: FlightReport, found: StackFiles) -> Diagnosis:
     return attrs.evolve(
         diagnosis, missing=(*diagnosis.missing, *found.missing)
     )
+
+
+def _is_silent(dumps: Dumps) -> bool:
+    """
+    Whether no call is on record, of a job that did not end well.
+    """
+    has_calls = any(len(dump.entries) for dump in dumps)
+    return not (has_calls or ended_well(dumps))
 
 
 def _may_hold(path: Path) -> bool:

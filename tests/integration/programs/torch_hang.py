@@ -3,11 +3,12 @@ One rank of a small Gloo job in which rank 1 never gets its third batch.
 
 Usage: torch_hang.py DUMP_DIR STORE_FILE
 
-Both ranks do two steps and say "ready".  Then rank 1 waits for its standard
-input, and rank 0 waits for rank 1.  Of its five calls it remembers four.
+Both ranks do two steps and say "ready".  Then rank 1 waits for a queue, and
+rank 0 waits for rank 1.  Of its five calls it remembers four.
 """
 
 import os
+import queue
 import sys
 
 import torch
@@ -23,7 +24,7 @@ def load_batch(step):
     if step == 3:
         print("ready", flush=True)
         if dist.get_rank() == 1:
-            sys.stdin.read()
+            return queue.Queue().get()
     return torch.ones(8)
 
 
