@@ -65,7 +65,9 @@ def wait_ready(process):
     """
     Wait until a program says that it is ready.
     """
-    line = process.stdout.readline().split()
+    lines = iter(process.stdout.readline, "")
+    # Some releases of Gloo print something, too.
+    line = next((x for x in lines if not x.startswith("[Gloo]")), "").split()
     assert ["ready"] == line[:1], process.stderr.read()
     return line[1:]
 

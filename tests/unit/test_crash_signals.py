@@ -4,7 +4,6 @@ How does a process that is being killed still say where it was?
 
 import faulthandler
 import fcntl
-import gc
 import os
 import signal
 import sys
@@ -29,6 +28,7 @@ from distdebug.flight_recorder.recording.crash_signals import (
     read_words,
     release,
 )
+from distdebug.flight_recorder.recording.fault_file import FaultFile, IsHeld
 
 
 pytestmark = pytest.mark.skipif(
@@ -266,12 +266,15 @@ class TestSigabrt:
         Also one that came after ours.
         """
         caught = catch_sigabrt()
-        faulthandler.enable(file=sys.__stderr__)
+        file = FaultFile(sys.__stderr__.fileno())
+        held = IsHeld(file)
+        faulthandler.enable(file=file)
+        del file
         release(caught)
         close(caught)
 
         assert faulthandler.is_enabled()
-        assert sys.__stderr__ in gc.get_referents(faulthandler)
+        assert held() is not None
         faulthandler.disable()
         set_handler(signal.SIGABRT, 0)
 

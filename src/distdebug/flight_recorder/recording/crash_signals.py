@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import faulthandler
 import fcntl
-import gc
 import os
 import selectors
 import signal
@@ -43,6 +42,7 @@ from .c_signals import (
     save_action,
     set_handler,
 )
+from .fault_file import FaultFile, IsHeld
 
 
 __all__ = [
@@ -84,6 +84,8 @@ class CaughtSignal(NamedTuple):
 
         writer: Where *faulthandler* writes them.
 
+        held: Whether it still does.
+
         handler: Address of *faulthandler*'s handler.
 
         is_final: Whether the process ends by it; otherwise somebody else has
@@ -93,6 +95,7 @@ class CaughtSignal(NamedTuple):
     number: signal.Signals
     reader: int
     writer: BinaryIO
+    held: IsHeld
     handler: int
     is_final: bool
 
@@ -115,9 +118,15 @@ def catch_sigterm() -> CaughtSignal | None:
     reader, writer = _open_pipe()
     if state == "default":
         set_handler(number, address_of("alarm"))
-    faulthandler.register(number, file=writer, all_threads=True, chain=True)
+    file = FaultFile(writer.fileno())
+    faulthandler.register(number, file=file, all_threads=True, chain=True)
     return CaughtSignal(
-        number, reader, writer, get_handler(number), state == "default"
+        number=number,
+        reader=reader,
+        writer=writer,
+        held=IsHeld(file),
+        handler=get_handler(number),
+        is_final=state == "default",
     )
 
 
@@ -136,9 +145,16 @@ def catch_sigabrt() -> CaughtSignal | None:
 
     reader, writer = _open_pipe()
     set_handler(number, address_of("sleep"), once=True)
-    faulthandler.enable(file=writer, all_threads=True)
-    handler = get_handler(number)
-    return CaughtSignal(number, reader, writer, handler, is_final=True)
+    file = FaultFile(writer.fileno())
+    faulthandler.enable(file=file, all_threads=True)
+    return CaughtSignal(
+        number=number,
+        reader=reader,
+        writer=writer,
+        held=IsHeld(file),
+        handler=get_handler(number),
+        is_final=True,
+    )
 
 
 def _open_pipe() -> tuple[int, BinaryIO]:
@@ -222,7 +238,7 @@ def release(caught: CaughtSignal, *, in_child: bool = False) -> None:
     is_ours = get_handler(caught.number) == caught.handler
     if caught.number == signal.SIGTERM:
         faulthandler.unregister(caught.number)
-    elif any(x is caught.writer for x in gc.get_referents(faulthandler)):
+    elif caught.held() is not None:
         faulthandler.disable()
     else:  # enabled again by somebody who wants it
         is_ours = False

@@ -21,13 +21,12 @@ import errno
 import faulthandler
 import fcntl
 import functools
-import gc
 import itertools
 import os
 import signal
 
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from ...processes.offers import (
     ROOT,
@@ -45,6 +44,7 @@ from .c_signals import (
     set_handler,
 )
 from .complaints import quietly
+from .fault_file import FaultFile, IsHeld
 
 
 __all__ = ["StackOffer", "offer_stacks", "withdraw_stacks"]
@@ -67,8 +67,10 @@ class StackOffer(NamedTuple):
 
         signal: Number of the signal.
 
-        file: The open file.  It does not close itself: a program may have
-            closed its descriptor, and used the number again.
+        fd: The open file.  A program may have closed it, and used the number
+            again.
+
+        held: Whether *faulthandler* still writes there.
 
         inode: Device and number of the file.
 
@@ -77,7 +79,8 @@ class StackOffer(NamedTuple):
 
     path: Path
     signal: int
-    file: BinaryIO
+    fd: int
+    held: IsHeld
     inode: tuple[int, int] | None
     handler: int
 
@@ -187,13 +190,14 @@ def _begin(number: int, path: Path) -> StackOffer:
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     fd = os.open(path, flags, 0o600)
     fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    file = os.fdopen(fd, "ab", buffering=0, closefd=False)
+    file = FaultFile(fd)
     # Whatever takes faulthandler's handler away puts this back.
     set_handler(number, _IGNORE)
     _ignored.add(number)
     # Without a chain, system calls go on after the signal where they can.
     faulthandler.register(number, file=file, all_threads=False, chain=False)
-    return StackOffer(path, number, file, _inode(fd), get_handler(number))
+    handler = get_handler(number)
+    return StackOffer(path, number, fd, IsHeld(file), _inode(fd), handler)
 
 
 def _end(offer: StackOffer) -> None:
@@ -202,13 +206,13 @@ def _end(offer: StackOffer) -> None:
     """
     later = save_action(offer.signal)
     is_ours = get_handler(offer.signal) == offer.handler
-    if any(x is offer.file for x in gc.get_referents(faulthandler)):
+    if offer.held() is not None:
         faulthandler.unregister(offer.signal)
         if not is_ours:
             restore_action(offer.signal, later)
     # The lock goes with it.
-    if _inode(offer.file.fileno()) == offer.inode:
-        os.close(offer.file.fileno())
+    if _inode(offer.fd) == offer.inode:
+        os.close(offer.fd)
 
 
 def _inode(fd: int) -> tuple[int, int] | None:

@@ -55,7 +55,7 @@ class Variable(NamedTuple):
 
 _NEW = (2, 8)
 
-# From 2.11 on torch warns about the old names, and does not need them.
+# torch warns about the old names from 2.8 on, and does not need them from 2.11 on.
 _OLD = (2, 11)
 
 
