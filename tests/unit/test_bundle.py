@@ -34,6 +34,7 @@ from distdebug.health.stored import judge_node_facts
 from distdebug.health.variables import public_variables
 
 
+NO_INTEGER = "invalid literal for int() with base 10: 'x'"
 NODE = {"host": "n1", "status": "ok", "seconds": 1.0, "reason": ""}
 MANIFEST = Manifest(
     version="1.2.3",
@@ -223,7 +224,7 @@ class TestLogs:
         )
 
         assert ["good.out"] == [f.name for f in files]
-        assert "null byte" in lost.reason
+        assert "null" in lost.reason
 
 
 class TestOwnLogs:
@@ -416,13 +417,15 @@ class TestNode:
         """
         An error without a text is told by its name.
         """
-        monkeypatch.setattr(node_module, "_machine", lambda _: 1 // 0 or None)
+        monkeypatch.setattr(
+            node_module, "_machine", lambda _: int("x") or None
+        )
         monkeypatch.setattr(node_module, "_kernel_messages", fail_silently)
 
         _, missing = self.facts(tmp_path)
 
         assert [
-            ("machine of node", "integer division or modulo by zero"),
+            ("machine of node", NO_INTEGER),
             ("kernel of node", "ValueError"),
         ] == missing
 

@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 
+from contextlib import closing
 from typing import Any, Literal
 
 import attrs
@@ -277,9 +278,14 @@ class _Limited(io.RawIOBase):
 
 def _receive(source: _Limited, method: str) -> str:
     as_socket: Any = source
-    response = http.client.HTTPResponse(as_socket, method=method)
-    response.begin()
-    text = response.read().decode("utf-8", "replace")
+    # Otherwise Python complains, from 3.14 on, of what it finds half closed.
+    with closing(http.client.HTTPResponse(as_socket, method=method)) as answer:
+        answer.begin()
+        text = answer.read().decode("utf-8", "replace")
+    return _told(answer, text)
+
+
+def _told(response: http.client.HTTPResponse, text: str) -> str:
     if response.status == 200:
         return text
 
