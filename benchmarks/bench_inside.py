@@ -21,8 +21,8 @@ def main() -> None:
     Print tables.
     """
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--block", type=int, default=100, help="steps")
+    parser.add_argument("--rounds", type=int, default=300)
+    parser.add_argument("--block", type=int, default=30, help="steps")
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--steps", type=int, default=1_000_000)
     arguments = parser.parse_args()

@@ -91,7 +91,11 @@ def main() -> int:
         ),
         *checks_of_ranks(ranks, is_long=minutes >= LEAST_MINUTES),
         *checks_of_job(job),
-        Check("snapshots that fail", sum(s != 0 for s, _ in snapshots), 0),
+        Check(
+            "snapshots that fail",
+            sum(not is_fine for is_fine, _ in snapshots),
+            0,
+        ),
         Check("visits that fail", sum(v != "well" for v in visits), 0),
     ]
     return conclude(checks, folder)
@@ -110,11 +114,11 @@ def wait_until(condition: Callable[[], object], job: Job) -> None:
 
 def bother(
     job: Job, seconds: float
-) -> tuple[list[tuple[int, str]], list[str]]:
+) -> tuple[list[tuple[bool, str]], list[str]]:
     """
     Take snapshots, and visit the ranks, for so long.
     """
-    snapshots: list[tuple[int, str]] = []
+    snapshots: list[tuple[bool, str]] = []
     visits: list[str] = []
     begin = time.monotonic()
     while (now := time.monotonic() - begin) < seconds:

@@ -31,7 +31,7 @@ def test_soak():
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=120,
+        timeout=250,
     )
 
     assert 0 == ended.returncode, ended.stdout
