@@ -66,6 +66,15 @@ def left_over(before: Inventory, settle_s: float = SETTLE_S) -> str:
         time.sleep(0.02)
 
 
+def goes_on(pid: int) -> bool:
+    """
+    Whether a process lives, and nobody holds it.
+    """
+    held = {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP}
+    dead = {psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD}
+    return psutil.Process(pid).status() not in held | dead
+
+
 def link(fd: int) -> str:
     """
     What an open file is.

@@ -26,7 +26,7 @@ import pytest
 
 import distdebug
 
-from .checking import IS_THOROUGH, contents, objection, outcome
+from .checking import IS_THOROUGH, contents, goes_on, objection, outcome
 from .scenes import IN_JOB, REACH, SCENES, dumps, log
 
 
@@ -253,7 +253,7 @@ def test_ended_in_the_middle(name, end, moment, target, tmp_path):
         time.sleep(0.05)
     assert set() == marked(mark)
     assert before == contents(earlier)
-    assert psutil.Process(target).status() == psutil.STATUS_SLEEPING
+    assert goes_on(target)
     for manifest in tmp_path.rglob("manifest.json"):
         json.loads(manifest.read_text())
 

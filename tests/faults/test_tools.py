@@ -9,14 +9,13 @@ import resource
 import shutil
 import time
 
-import psutil
 import pytest
 
 import distdebug
 
 from distdebug.nodes.slurm import Slurm
 
-from .checking import inventory, left_over, objection, outcome
+from .checking import goes_on, inventory, left_over, objection, outcome
 
 
 # What a tool does in place of its work, as a script.
@@ -94,7 +93,7 @@ def test_tools(name, manner, tools, target):
     # What was left behind, because it came too late, ends by itself.
     assert "" == left_over(before, 100.0)
     assert grown << 10 < MOST_BYTES
-    assert psutil.Process(target).status() == psutil.STATUS_SLEEPING
+    assert goes_on(target)
 
 
 def test_all_tools_are_missing(tmp_path, monkeypatch, target):

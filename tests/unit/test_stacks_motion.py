@@ -141,6 +141,10 @@ def test_rate():
             "/x/site-packages/vllm/a.py",
             ["/x/site-packages/zmq/a.py", "/x/site-packages/vllm/a.py"],
         ),
+        (
+            "/me/run.py",
+            ["/me/src/distdebug/debugger/inside/agent.py", "/me/run.py"],
+        ),
         ("asyncio/a.py", ["libc.so.6", "asyncio/a.py", "numpy/b.py"]),
         ("libc.so.6", ["libc.so.6"]),
     ],

@@ -515,6 +515,23 @@ class TestOrder:
 
 
 class TestClose:
+    def test_interrupted(self, rank, monkeypatch):
+        """
+        Whoever presses Ctrl-C while a watch begins leaves none behind.
+        """
+        start = threading.Thread.start
+
+        def interrupted(thread):
+            start(thread)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(threading.Thread, "start", interrupted)
+
+        with pytest.raises(KeyboardInterrupt):
+            watch(floor_s=20.0, poll_s=0.05)
+
+        assert [] == threads()
+
     def test_twice(self, rank):
         """
         A watch that is closed looks no more, however often it is closed.

@@ -157,7 +157,11 @@ def watch(  # noqa: PLR0913 each can be left out
         None if sense is None else a_function(sense, "sense"),
     )
     if config.enabled:
-        started.start(loop)
+        try:
+            started.start(loop)
+        except BaseException:  # Ctrl-C: nobody would close it
+            started.close()
+            raise
     else:
         text = "the configuration of the watch does not enable it"
         say(logging.INFO, text)

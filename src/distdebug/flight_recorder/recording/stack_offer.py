@@ -141,7 +141,7 @@ def _make(root: Path) -> StackOffer:
         try:
             # Who sees the name may ask.
             return offer._replace(path=offer.path.replace(parent / name))
-        except OSError:
+        except BaseException:  # also Ctrl-C: nobody would take it back
             _end(offer)
             offer.path.unlink(missing_ok=True)
             raise

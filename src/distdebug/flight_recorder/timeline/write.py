@@ -163,9 +163,11 @@ def _result(
     file: Path, plan: Plan, drawn: _Drawn, arrows: tuple[int, int]
 ) -> Timeline:
     made, possible = arrows
+    with output_to(file):
+        size = file.stat().st_size
     return Timeline(
         path=str(file),
-        size=file.stat().st_size,
+        size=size,
         ranks=plan.shown,
         start_ns=plan.start_ns,
         span_ns=max(drawn.end_ns - plan.start_ns, 0),
