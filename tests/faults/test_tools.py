@@ -13,6 +13,7 @@ import pytest
 
 import distdebug
 
+from distdebug.nodes import slurm
 from distdebug.nodes.slurm import Slurm
 
 from .checking import goes_on, inventory, left_over, objection, outcome
@@ -69,6 +70,7 @@ def tools(tmp_path, monkeypatch):
             (folder / name).write_text(f"#!/bin/sh\n{script}\n")
             (folder / name).chmod(0o700)
 
+    monkeypatch.setattr(slurm, "_QUERY_S", 3.0)  # in place of 30
     monkeypatch.setattr(shutil, "which", which)
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
     return write
