@@ -92,6 +92,7 @@ def test_tools(name, manner, tools, target):
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - most
     assert time.monotonic() - start < MOST_S
     assert "" == objection(error)
+    assert len(str(error)) < 10_000
     # What was left behind, because it came too late, ends by itself.
     assert "" == left_over(before, 100.0)
     assert grown << 10 < MOST_BYTES

@@ -28,6 +28,7 @@ __all__ = ["Slurm"]
 
 # A busy controller may take its time.
 _QUERY_S = 30.0
+_MOST_SAID = 2000
 _JOB = re.compile(r"\d+(?:[_+]\d+)?")
 # The environment of a job names the geometry of its own steps, which is none
 # of ours.
@@ -236,7 +237,8 @@ class Slurm:
             environment=_environment(),
             bound=Bound(timeout_s=_QUERY_S),
         )
-        said = clean(ended.complaint.decode("utf-8", "replace"))
+        # Whatever complains without end says the same at its end.
+        said = clean(ended.complaint[-_MOST_SAID:].decode("utf-8", "replace"))
         if ended.status == 0:
             output = ended.output.decode("utf-8", "replace")
             if all(line.isprintable() for line in output.splitlines()):
