@@ -95,8 +95,10 @@ def fuzz(session: nox.Session) -> None:
     Does every parser bear what nobody has tried, and in bounded time?
     """
     session.run("pytest", "tests/fuzz", "-n", "auto")
-    # All of them share these seconds; by hand, each may have an hour.
-    short = ["--together", "--jobs", "2", "--seconds", "35"]
+    # All of them share these inputs, which are the same each time; by hand,
+    # each may have an hour.
+    short = ["--together", "--jobs", "2", "--inputs", "8000"]
+    short += ["--seconds", "60"]
     options = session.posargs or short
     session.run("python", "tests/fuzz/run.py", *options)
 
@@ -106,7 +108,10 @@ def integration(session: nox.Session) -> None:
     """
     Does it work on real jobs of several processes?
     """
-    session.run("pytest", "tests/integration", *session.posargs)
+    # They wait more than they work, so two run side by side; those of a file
+    # share what they started.
+    options = ("-n", "2", "--dist", "loadfile", "--durations=25")
+    session.run("pytest", "tests/integration", *options, *session.posargs)
 
 
 @nox.session

@@ -27,10 +27,14 @@ def heard_signals() -> Iterator[None]:
     What tests start hears Ctrl-C, also if they run in the background, where a
     shell has it ignored.
     """
-    names = (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
-    ignored = [n for n in names if signal.getsignal(n) is signal.SIG_IGN]
+    usual = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGQUIT: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
+    ignored = [n for n in usual if signal.getsignal(n) is signal.SIG_IGN]
     for number in ignored:
-        signal.signal(number, signal.SIG_DFL)
+        signal.signal(number, usual[number])
     yield
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)

@@ -24,6 +24,7 @@ from .errors import OutputError
 __all__ = [
     "is_file",
     "is_folder",
+    "is_link",
     "is_there",
     "matching",
     "numbered",
@@ -128,6 +129,19 @@ def is_folder(path: str | os.PathLike[str]) -> bool:
         Whether it is, or a link to one.
     """
     return os.path.isdir(path)  # noqa: PTH112 see above
+
+
+def is_link(path: str | os.PathLike[str]) -> bool:
+    """
+    Is a symbolic link there, as far as can be seen?
+
+    Args:
+        path: Where.
+
+    Returns:
+        Whether one is, wherever it leads.
+    """
+    return os.path.islink(path)  # noqa: PTH114 see above
 
 
 def is_there(path: str | os.PathLike[str]) -> bool:

@@ -10,7 +10,7 @@ where it may go to ``regressions/TARGET/``.
 
     python tests/fuzz/run.py --list
     python tests/fuzz/run.py --seconds 60 gdb pyspy_text
-    python tests/fuzz/run.py --together --seconds 60 --jobs 2
+    python tests/fuzz/run.py --together --seconds 60 --inputs 9000 --jobs 2
     python tests/fuzz/run.py --costs
 """
 
@@ -21,6 +21,7 @@ import hashlib
 import importlib
 import importlib.util
 import json
+import math
 import os
 import random
 import re
@@ -92,6 +93,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("targets", nargs="*", help="by default all")
     parser.add_argument("--seconds", type=float, default=10.0, help="for each")
+    parser.add_argument("--inputs", type=int, help="for each, at most")
     parser.add_argument("--together", action="store_true", help="at once")
     parser.add_argument("--jobs", type=int, default=1, help="at a time")
     parser.add_argument("--plain", action="store_true", help="not by atheris")
@@ -141,6 +143,7 @@ def _watch(name: str, args: argparse.Namespace, corpus: str | Path) -> int:
     command = [sys.executable, __file__, "--child", "--corpus", str(corpus)]
     command += ["--found", str(args.found)]
     command += ["--seconds", str(args.seconds), "--seed", str(args.seed)]
+    command += ["--inputs", str(args.inputs)] if args.inputs else []
     command += ["--plain"] if args.plain else []
     begin = time.monotonic()
     try:
@@ -242,8 +245,16 @@ def _by_chance(bench, args: argparse.Namespace) -> None:
 
     rng = random.Random(args.seed)
     deadline = time.monotonic() + args.seconds
-    while time.monotonic() < deadline and len(bench.defects) < _MOST_DEFECTS:
+    while not _is_over(bench, args, deadline):
         bench.feed(mutated(bench.seeds, rng))
+
+
+def _is_over(bench, args: argparse.Namespace, deadline: float) -> bool:
+    return (
+        time.monotonic() > deadline
+        or len(bench.defects) >= _MOST_DEFECTS
+        or bench.inputs >= (args.inputs or math.inf)
+    )
 
 
 def _with_atheris(bench, args: argparse.Namespace) -> None:
@@ -266,8 +277,7 @@ def _with_atheris(bench, args: argparse.Namespace) -> None:
 
     def one(data: bytes) -> None:
         bench.feed(data)
-        is_over = time.monotonic() > deadline
-        if is_over or len(bench.defects) >= _MOST_DEFECTS:
+        if _is_over(bench, args, deadline):
             bench.new = len(list(corpus.iterdir())) - before
             bench.report(_REPORT)
             tidy()

@@ -16,7 +16,7 @@ from typing import Any
 
 import attrs
 
-from .._files import is_file, is_there, open_ordinary
+from .._files import is_file, is_there, open_ordinary, resolved
 from .._text import clean
 from .model import RaySession
 
@@ -127,7 +127,7 @@ def _common(roots: Sequence[Path], places: Sequence[Path]) -> Path:
     if len(roots) > 1:
         return Path(os.path.commonpath(roots))
     (root,) = roots
-    around = [p for x in places if root.is_relative_to(p := x.resolve())]
+    around = [p for x in places if root.is_relative_to(p := resolved(x))]
     return max(around, default=root, key=lambda p: len(p.parts))
 
 

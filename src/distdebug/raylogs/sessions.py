@@ -17,7 +17,7 @@ from pathlib import Path
 
 import attrs
 
-from .._files import is_folder, stays_in
+from .._files import is_folder, is_link, resolved, stays_in
 from .._text import clean
 from ..errors import NoLogsError
 from .model import RaySession
@@ -115,7 +115,7 @@ def open_ray_session(path: str | os.PathLike[str]) -> RaySession:
 
 
 def _session(root: Path) -> RaySession:
-    root = root.resolve()
+    root = resolved(root)
     if root.name == "logs" and _has_logs(root):
         # What lies beside the logs belongs to the session, if it is one.
         root = (
@@ -169,9 +169,9 @@ def _below(
     found = []
     for name in sorted(entries):
         # No link is followed: it may lead out, or round in circles.
-        is_link = (folder / name).is_symlink()
-        if not is_link and next(budget, None) is not None:
-            found += _below(folder / name, budget, depth - 1, every=every)
+        path = folder / name
+        if not is_link(path) and next(budget, None) is not None:
+            found += _below(path, budget, depth - 1, every=every)
     return found
 
 
@@ -198,9 +198,10 @@ def _beside(path: Path) -> Path:
 
     Its target is absolute: after copying it is somewhere else, or nowhere.
     """
-    if path.name == _LATEST and path.is_symlink():
-        beside = path.parent / path.readlink().name
-        return beside if is_folder(beside) else path
+    if path.name == _LATEST and is_link(path):
+        with suppress(OSError):
+            beside = path.parent / path.readlink().name
+            return beside if is_folder(beside) else path
     return path
 
 

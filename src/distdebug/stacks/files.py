@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from .._files import read_ordinary, stays_in
+from .._files import is_link, read_ordinary, stays_in
 
 
 __all__ = ["is_captured", "is_stack_like", "read_text", "stack_files_in"]
@@ -71,7 +71,7 @@ def stack_files_in(folder: Path) -> list[Path]:
         file
         for file in _below(folder)
         if is_stack_like(file.name)
-        and not (file.is_symlink() and not stays_in(file, folder))
+        and not (is_link(file) and not stays_in(file, folder))
     )
 
 

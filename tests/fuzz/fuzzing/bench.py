@@ -37,7 +37,7 @@ class Bench:
         self._targets = [TARGETS[name] for name in names]
         self._found = found
         self._seen: set[str] = set()
-        self._inputs = 0
+        self.inputs = 0
         self.seeds = tuple(self._seeds())
         self.defects: list[dict[str, str]] = []
         self.new = 0
@@ -56,7 +56,7 @@ class Bench:
         """
         Feed a target.
         """
-        self._inputs += 1
+        self.inputs += 1
         target = self._targets[0]
         if len(self._targets) > 1:
             number = int.from_bytes(data[:2], "big")
@@ -86,7 +86,7 @@ class Bench:
         Print what came of it in one line.
         """
         told = {
-            "inputs": self._inputs,
+            "inputs": self.inputs,
             "new": self.new,
             "defects": self.defects,
         }

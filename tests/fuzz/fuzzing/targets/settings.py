@@ -5,6 +5,7 @@ Files that users write: jobs, rules, books, webhooks, editors.
 from __future__ import annotations
 
 import json
+import os
 
 from distdebug.errors import ConfigError, RulesError
 from distdebug.logscan.rules import load_rules as load_log_rules
@@ -37,7 +38,8 @@ def job_file(data: bytes) -> object:
     The section of a job's file in YAML.
     """
     config = HangDebugConfig.from_file(file_of(data, "job.yaml"))
-    return str(config.resolve("/logs"))
+    # A folder may have any name; whoever shows it has to clean it.
+    return os.fsencode(config.resolve("/logs"))
 
 
 @target(ConfigError)
