@@ -48,7 +48,7 @@ SLOW = (
 # The rest is done by a child process, or by what other scenes call.
 ONLY = {
     "cli.watch.run": {"mkdir", "rename", "start", "thread", "write"},
-    "Watch.hangs": {"pipe", "start", "thread"},
+    "Watch.hangs": {"thread"},
     "write_report": {"open", "rename", "stat", "write"},
 }
 # What waits for something has limits of its own, of some seconds.
@@ -63,7 +63,7 @@ PAIRS = [
     for name in sorted(SCENES)
     for call in CALLS
     if call in ONLY.get(name, CALLS)
-]
+][:: 1 if IS_THOROUGH else 2]
 
 
 def positions(calls: int, first: int, later: int) -> list[int]:
