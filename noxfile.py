@@ -108,9 +108,8 @@ def integration(session: nox.Session) -> None:
     """
     Does it work on real jobs of several processes?
     """
-    # They wait more than they work, so two run side by side; those of a file
-    # share what they started.
-    options = ("-n", "2", "--dist", "loadfile", "--durations=25")
+    # Some wait, and may do so beside those that work: see their conftest.py.
+    options = ("-n", "2", "--durations=25")
     session.run("pytest", "tests/integration", *options, *session.posargs)
 
 

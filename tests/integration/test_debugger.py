@@ -66,7 +66,10 @@ class Job:
         end = time.monotonic() + PATIENCE_S
         while time.monotonic() < end:
             # It is not there before the first rank has made it.
-            with contextlib.suppress(OSError), connect(self.sockets) as client:
+            with (
+                contextlib.suppress(DebuggerError),
+                connect(self.sockets) as client,
+            ):
                 listing = client.list()
                 if condition(listing):
                     return listing
@@ -294,7 +297,7 @@ def connect_when(folder, count):
     """
     end = time.monotonic() + PATIENCE_S
     while time.monotonic() < end:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(DebuggerError):
             client = connect(folder)
             states = [s.state for _, s in client.list().sessions]
             if ["stopped"] * count == states:

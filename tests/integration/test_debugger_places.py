@@ -21,6 +21,7 @@ import distdebug
 from distdebug.debugger import connect
 from distdebug.debugger.client import lending
 from distdebug.debugger.environment import job_environment
+from distdebug.errors import DebuggerError
 
 
 SOURCE = Path(distdebug.__file__).parents[1]
@@ -66,7 +67,7 @@ class Program:
         end = time.monotonic() + PATIENCE_S
         while time.monotonic() < end:
             # The folder is not there before the first rank has made it.
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(DebuggerError):
                 client = connect(self.sockets)
                 if condition(client.list()):
                     return client

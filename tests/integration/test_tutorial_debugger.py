@@ -20,6 +20,7 @@ import distdebug
 
 from distdebug.debugger import connect
 from distdebug.debugger.client.shell import run_shell
+from distdebug.errors import DebuggerError
 
 
 pytest.importorskip("torch.distributed")
@@ -65,7 +66,7 @@ def wait_for(folder, wanted, job):
         assert time.monotonic() < end, found
         assert job.poll() is None
         time.sleep(0.1)
-        with contextlib.suppress(OSError), connect(folder) as client:
+        with contextlib.suppress(DebuggerError), connect(folder) as client:
             found = {
                 p.rank: (
                     p.is_stopped,
