@@ -22,8 +22,6 @@ import attrs
 import psutil
 import pytest
 
-from xdist.scheduler import LoadScopeScheduling
-
 import distdebug
 
 from .living import end_all
@@ -35,26 +33,6 @@ DRIVER = Path(__file__).parent / "programs" / "dying_actors.py"
 # else is.
 ROTATED = {"RAY_ROTATION_MAX_BYTES": "200000"}
 START_S = 60
-# These wait for nearly all of their time, so they may run beside the others,
-# some of which judge by what the machine has time for.
-WAITING = ("test_nodes_slurm.py", "test_snapshot.py", "test_watch.py")
-
-
-class Lanes(LoadScopeScheduling):
-    """
-    Runs what waits and what works side by side, and each of them in order.
-    """
-
-    def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        return "waiting" if file.endswith(WAITING) else "working"
-
-
-def pytest_xdist_make_scheduler(config: Any, log: Any) -> Lanes:
-    """
-    Two lanes are all that there is for.
-    """
-    return Lanes(config, log)
 
 
 @attrs.frozen(kw_only=True)
