@@ -92,6 +92,9 @@ async def main(scenario):
     )
     trainer = procs.spawn("trainer", Trainer)
     critic = procs.spawn("critic", Critic)
+    # What begins later in the same process would be who is asked there.
+    await trainer.initialized
+    await critic.initialized
     calls = {
         "slices": lambda: [
             trainer.slice(dp=0).step.call(1),
