@@ -101,7 +101,7 @@ AFTER = {
     "disabled": disable_flight_recorder,
     "full": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
     "private": lambda: ctypes.CDLL(None).prctl(4, 0),  # PR_SET_DUMPABLE
-    "closed": lambda: os.close(_offers[0].file.fileno()),
+    "closed": lambda: os.close(_offers[0].fd),
     "gone": lambda: os.unlink(_offers[0].path),  # noqa: PTH108 not yet there
     "became another": become_another,
     "blocked": lambda: signal.pthread_sigmask(
