@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import math
 import os
 import shutil
 import subprocess
@@ -32,6 +31,7 @@ from pathlib import Path
 
 from distdebug.capture.node import capture_node
 from distdebug.capture.tool import find_tool
+from measured import slope
 
 
 WORKER = """
@@ -94,15 +94,13 @@ def show(
         start = time.perf_counter()
         found = run(pids)
         seconds = time.perf_counter() - start
-    slope = math.nan
-    if name in last:
-        before = last[name]
-        slope = math.log(seconds / before[1]) / math.log(len(pids) / before[0])
-    last[name] = len(pids), seconds
+    now = len(pids), seconds
+    growth = slope(last.get(name), now)
+    last[name] = now
     mean = 1e3 * sum(paused_s.values()) / len(paused_s)
     longest = 1e3 * max(paused_s.values(), default=0)
     print(
-        f"{len(pids):7}  {name:38} {seconds:8.2f} {slope:6.2f}"
+        f"{len(pids):7}  {name:38} {seconds:8.2f} {growth:6.2f}"
         f" {mean:9.0f} {longest:10.0f} {found:7}",
         flush=True,
     )

@@ -28,7 +28,7 @@ RANKS = """
 import os, signal, sys
 os.environ["DISTDEBUG_LIMIT"] = "600"
 from distdebug.debugger import arm, set_trace
-import distdebug.debugger.inside.prompt, distdebug.location
+import distdebug.debugger.inside.prompt
 def step(rank):
     loss = float("nan") if rank == 3 else 1.5
     set_trace()

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import random
 import re
@@ -27,6 +26,7 @@ import tempfile
 from pathlib import Path
 
 from distdebug.logscan.rules import read_rules
+from measured import slope
 
 
 PROGRAM = """
@@ -125,10 +125,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory(dir=options.dir) as folder:
             got = measure_all(Path(folder), size, options)
         ours = got["scan"][0]
-        slope = math.nan
-        if last is not None:
-            slope = math.log(ours / last[1]) / math.log(size / last[0])
-        last = size, ours
+        now = size, ours
         print(
             f"{size:13}",
             f"{ours:13.3f}",
@@ -137,11 +134,12 @@ def main() -> None:
             f"{got['few'][0]:13.3f}",
             f"{got['grep'][0] / ours:13.2f}",
             f"{size / ours:13.0f}",
-            f"{slope:13.2f}",
+            f"{slope(last, now):13.2f}",
             f"{got['scan'][1]:13.0f}",
             f"{got['flood'][0]:13.3f}",
             flush=True,
         )
+        last = now
 
 
 def parse_options() -> argparse.Namespace:

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import subprocess
 import sys
 import tempfile
 
 from pathlib import Path
+
+from measured import slope
 
 
 PROGRAMS = {
@@ -87,19 +88,16 @@ def main() -> None:
                 measure(program, folder, workers, options.repeat)
                 for program in PROGRAMS.values()
             ]
-        slope = math.nan
-        if last is not None:
-            longer = math.log(seconds[0] / last[1])
-            slope = longer / math.log(workers / last[0])
-        last = workers, seconds[0]
+        now = workers, seconds[0]
         print(
             f"{workers:10}",
             f"{files:10}",
             f"{size / 1e6:10.1f}",
             *(f"{number:10.3f}" for number in seconds),
-            f"{slope:10.2f}",
+            f"{slope(last, now):10.2f}",
             flush=True,
         )
+        last = now
 
 
 def write_session(folder: Path, workers: int) -> tuple[int, int]:

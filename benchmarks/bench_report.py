@@ -50,6 +50,7 @@ from distdebug.report.page import report_html
 from distdebug.report.sections.graph import graph_section
 from distdebug.report.sections.matrix import matrix_section
 from distdebug.testing import SimulatedJob, make_dumps
+from measured import slope
 
 
 HEADS = (
@@ -81,12 +82,10 @@ def main() -> None:
     last = None
     for ranks in options.ranks:
         got = in_fresh_process(ranks, options)
-        slope = math.nan
-        if last is not None:
-            slope = math.log(got[0] / last[1]) / math.log(ranks / last[0])
-        last = ranks, got[0]
+        now = ranks, got[0]
         *times, peak = got
-        row = (*times, frtrace(ranks, options), slope, peak)
+        row = (*times, frtrace(ranks, options), slope(last, now), peak)
+        last = now
         print(f"{ranks:14}", *(f"{x:14.3f}" for x in row), flush=True)
 
 

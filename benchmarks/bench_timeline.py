@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import subprocess
 import sys
@@ -24,6 +23,7 @@ import tempfile
 from pathlib import Path
 
 from distdebug.testing import SimulatedJob, make_dumps
+from measured import slope
 
 
 PROGRAMS = {
@@ -81,10 +81,7 @@ def main() -> None:
             file = str(Path(folder, "t.json.gz"))
             ours, size, more = measure("timeline", folder, file, ranks)
             peer, events, _ = measure("json.dumps", folder, file, ranks)
-        slope = math.nan
-        if last is not None:
-            slope = math.log(ours / last[1]) / math.log(ranks / last[0])
-        last = ranks, ours
+        now = ranks, ours
         print(
             f"{ranks:12}",
             f"{events:12,.0f}",
@@ -92,10 +89,11 @@ def main() -> None:
             f"{ours:12.2f}",
             f"{peer:12.2f}",
             f"{ours / peer:12.2f}",
-            f"{slope:12.2f}",
+            f"{slope(last, now):12.2f}",
             f"{more:12.0f}",
             flush=True,
         )
+        last = now
 
 
 def parse_options() -> argparse.Namespace:
