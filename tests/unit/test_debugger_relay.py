@@ -32,6 +32,9 @@ from distdebug.nodes.channel import Channel
 from distdebug.nodes.model import NodeStatus, Trouble
 
 
+RANK = "0.1.sock"
+
+
 class Client:
     """
     Who talks to a relay line by line.
@@ -94,6 +97,20 @@ def client(socket_folder):
     assert {"relay": 1, "host": socket.gethostname()} == one.hear()
     yield one
     one.end()
+
+
+@pytest.fixture
+def rank(client, socket_folder):
+    """
+    A rank to which the relay is connected, as the rank sees it.
+    """
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(socket_folder / RANK))
+        listener.listen()
+        client.ask(op="who")
+        connected, _ = listener.accept()
+        with connected:
+            yield connected
 
 
 class TestRelay:
@@ -250,68 +267,42 @@ class TestRelay:
         ],
         ids=["hangs up", "no JSON", "not understood", "other numbers"],
     )
-    def test_broken_rank(self, client, socket_folder, said, heard):
+    def test_broken_rank(self, client, rank, said, heard):
         """
         Of a rank that answers nothing sensible, that is told.
         """
-        path = socket_folder / "0.1.sock"
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(path))
-            listener.listen()
-            client.ask(op="who")
-            rank, _ = listener.accept()
-            with rank:
-                client.socket.sendall(
-                    pack({"id": 5, "op": "eval", "to": path.name})
-                )
-                rank.recv(1 << 16)
-                rank.sendall(said)
+        client.socket.sendall(pack({"id": 5, "op": "eval", "to": RANK}))
+        rank.recv(1 << 16)
+        rank.sendall(said)
+        rank.close()
 
-            assert {"id": 5, **heard} == client.hear()
+        assert {"id": 5, **heard} == client.hear()
 
-    def test_long_answer(self, client, socket_folder):
+    def test_long_answer(self, client, rank):
         """
         An answer that is too long to be handed back is an error.
         """
-        path = socket_folder / "0.1.sock"
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(path))
-            listener.listen()
-            client.ask(op="who")
-            rank, _ = listener.accept()
-            with rank:
-                client.socket.sendall(
-                    pack({"id": 5, "op": "eval", "to": path.name})
-                )
-                rank.recv(1 << 16)
-                # It takes more room when it is written down again.
-                rank.sendall(b'{"id":1,"output":"' + "é".encode() * 300_000)
-                rank.sendall(b'"}\n')
+        client.socket.sendall(pack({"id": 5, "op": "eval", "to": RANK}))
+        rank.recv(1 << 16)
+        # It takes more room when it is written down again.
+        rank.sendall(b'{"id":1,"output":"' + "é".encode() * 300_000)
+        rank.sendall(b'"}\n')
 
-                assert "longer than" in client.hear()["error"]
+        assert "longer than" in client.hear()["error"]
 
-    def test_long_question(self, client, socket_folder):
+    def test_long_question(self, client, rank):
         """
         A question that a rank does not take at once is handed on in pieces.
         """
-        path = socket_folder / "0.1.sock"
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(str(path))
-            listener.listen()
-            client.ask(op="who")
-            rank, _ = listener.accept()
-            with rank:
-                client.socket.sendall(
-                    pack({"id": 5, "to": path.name, "x": "y" * 900_000})
-                )
-                time.sleep(0.1)
-                feed = Feed()
-                while not (got := feed.take(rank.recv(1 << 16))):
-                    pass
-                rank.sendall(pack({"id": got[0]["id"]}))
+        client.socket.sendall(pack({"id": 5, "to": RANK, "x": "y" * 900_000}))
+        time.sleep(0.1)
+        feed = Feed()
+        while not (got := feed.take(rank.recv(1 << 16))):
+            pass
+        rank.sendall(pack({"id": got[0]["id"]}))
 
-                assert {"id": 5} == client.hear()
-                assert 900_000 == len(got[0]["x"])
+        assert {"id": 5} == client.hear()
+        assert 900_000 == len(got[0]["x"])
 
     def test_process(self, socket_folder, answering_rank):
         """
