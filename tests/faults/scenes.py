@@ -215,12 +215,14 @@ def report(folder: Path) -> NsysReport:
     return found
 
 
-# It sleeps, and listens in the folder that is named last.
+# It sleeps, and listens in the folder that is named last.  Where who started it
+# is killed, nobody else would end it.
 RANK = """
-import sys, time, distdebug
+import os, sys, time, distdebug
 distdebug.arm(dir=sys.argv[1])
+parent = os.getppid()
 print("ready", flush=True)
-while True:
+while parent == os.getppid():
     time.sleep(0.02)
 """
 
