@@ -179,8 +179,9 @@ def straggler(rank: int) -> None:
     model = DistributedDataParallel(torch.nn.Linear(32, 1))
     for step in range(1_000_000):
         if rank == 3:
-            # Long beside a step, also where the machine is busy.
-            augment(0.8)
+            # Long beside a step, also where the machine is busy; and steps end
+            # half-way between two of the looks, which begin at a step's end.
+            augment(1.15)
         train_step(model, torch.rand(8, 32))
         if step == 3:
             ready()
