@@ -108,7 +108,7 @@ def _find(job: Job, calls: Sequence[StuckCall]) -> list[Finding]:
     explained = {f.group for f in differing}
     waits = [
         explain_root(job, r, calls, _confidence(r, calls, job))
-        for r in find_roots(calls, job.states, job.dumps)
+        for r in find_roots(calls, job)
     ]
     waits = [f for f in waits if f.group not in explained]
     waits.sort(key=lambda f: _IMPORTANCE.index(f.cause))

@@ -10,7 +10,7 @@ from .job import Job
 from .stuck import StuckCall
 
 
-__all__ = ["call_text", "collective_of", "record_evidence"]
+__all__ = ["awaited_text", "call_text", "collective_of", "record_evidence"]
 
 _STATES = ("scheduled", "started", "completed")
 
@@ -53,6 +53,25 @@ def call_text(job: Job, call: StuckCall) -> str:
             f" to rank {order[operation.target]}"
         )
     return f"{what} of group {str(job.membership.groups[call.group].ref)!r}"
+
+
+def awaited_text(job: Job, call: StuckCall) -> str:
+    """
+    Name what is missing from a stuck call: itself, or the other end of it.
+
+    Args:
+        job: What is known about the job.
+
+        call: One of those that are stuck.
+    """
+    rank, row = next(iter(call.waiting.items()))
+    operation = job.operation(rank, row)
+    if not operation.is_p2p:
+        return call_text(job, call)
+
+    what = "the recv from" if operation.is_send else "the send to"
+    group = job.membership.groups[call.group].ref
+    return f"{what} rank {rank} in group {str(group)!r}"
 
 
 def record_evidence(

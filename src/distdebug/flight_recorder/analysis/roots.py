@@ -11,13 +11,15 @@ from __future__ import annotations
 import math
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
 from ...findings import Cause
 from ...waits import components, reachable, sinks
 from ..columns import Dumps
+from .habit import is_next_of, next_rows
+from .job import Job
 from .progress import GroupState
 from .stuck import StuckCall, link, links, since_ns
 from .suspects import (
@@ -60,26 +62,22 @@ class Root:
     victims: tuple[int, ...] = ()
 
 
-def find_roots(
-    calls: Sequence[StuckCall], states: Sequence[GroupState], dumps: Dumps
-) -> list[Root]:
+def find_roots(calls: Sequence[StuckCall], job: Job) -> list[Root]:
     """
     Follow the stuck calls to where the waiting begins.
 
     Args:
         calls: All stuck calls.
 
-        states: Where every rank stands in every group.
-
-        dumps: What the ranks recorded.
+        job: What is known about the job.
 
     Returns:
         The roots, the most telling one first.
     """
     edges = link(calls)
+    states, dumps = job.states, job.dumps
     age = {i: since_ns(c, dumps) for i, c in enumerate(calls)}
-    inside = {rank for c in calls for rank in c.waiting}
-    roots = list(_not_arrived(calls, inside, age, states))
+    roots = list(_not_arrived(calls, age, job))
     ends = sinks(components(edges), edges)
     by_age = [sorted(part, key=age.__getitem__) for part in ends]
     away = {r for root in roots for r in root.ranks}
@@ -94,42 +92,53 @@ def find_roots(
 
 
 def _not_arrived(
-    calls: Sequence[StuckCall],
-    inside: set[int],
-    age: dict[int, int],
-    states: Sequence[GroupState],
+    calls: Sequence[StuckCall], age: dict[int, int], job: Job
 ) -> Iterable[Root]:
     """
     Ranks that should be in a call and are in none.
     """
+    inside = {rank for c in calls for rank in c.waiting}
     found = {
         i: away
         for i, c in enumerate(calls)
         if (away := [r for r in c.absent if r not in inside])
     }
     if found:
+        ranks = {r for away in found.values() for r in away}
+        rows = next_rows(job, ranks)
         yield Root(
             cause=Cause.RANK_NOT_ARRIVED,
-            ranks=tuple(sorted({r for away in found.values() for r in away})),
+            ranks=tuple(sorted(ranks)),
             calls=tuple(
-                sorted(found, key=lambda i: (_visit(calls[i], states), age[i]))
+                sorted(
+                    found,
+                    key=lambda i: (*_turn(calls[i], rows, job), age[i]),
+                )
             ),
         )
 
 
-def _visit(call: StuckCall, states: Sequence[GroupState]) -> float:
+def _turn(
+    call: StuckCall, rows: Mapping[int, int], job: Job
+) -> tuple[bool, float]:
     """
-    When the absent ranks were in the group last, by their own records.
+    Whether and when it was the turn of a call, by what its absent ranks did.
 
-    Loops visit their groups in turn: a late rank would have entered next where
-    it was least recently.
+    Loops repeat their calls.  Where none was repeated yet, they at least visit
+    their groups in turn: a late rank would have entered next where it was least
+    recently.
     """
+    is_later = not any(
+        is_next_of(job, rank, rows[rank], call)
+        for rank in call.absent
+        if rank in rows
+    )
     if call.p2p:
-        return -1
+        return is_later, -1
 
-    positions = states[call.group].positions
-    rows = [positions[r].last_row for r in call.absent]
-    return min((row for row in rows if row >= 0), default=math.inf)
+    positions = job.states[call.group].positions
+    last = [positions[r].last_row for r in call.absent]
+    return is_later, min((row for row in last if row >= 0), default=math.inf)
 
 
 def _end(

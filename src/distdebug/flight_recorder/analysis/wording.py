@@ -16,6 +16,7 @@ from ...findings import (
 )
 from ...ranks import ranks_text
 from .evidence import (
+    awaited_text,
     call_text,
     collective_of,
     record_evidence,
@@ -113,7 +114,8 @@ def _summary(job: Job, root: Root, calls: Sequence[StuckCall]) -> str:
         "not complete"
     )
     texts = {
-        Cause.RANK_NOT_ARRIVED: f"{who} never entered {what} ({wait})",
+        Cause.RANK_NOT_ARRIVED: f"{who} never entered "
+        f"{awaited_text(job, first)} ({wait})",
         Cause.RANK_CRASHED: f"{who} left no dump; {wait} for {them} in {what}",
         Cause.GROUP_ORDER_DEADLOCK: f"{who} wait for each other: {circle}"
         if len(root.ranks) > 1
