@@ -8,7 +8,6 @@ light processes, forked from one that has loaded the debugger.
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import shutil
 import statistics
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from distdebug.debugger import DebugClient, connect
 from distdebug.debugger.client.showing import listing_text
+from measured import slope
 
 
 RANKS = """
@@ -56,12 +56,10 @@ def main() -> None:
     before: dict[str, tuple[int, float]] = {}
     for count in args.ranks:
         for what, seconds in measure(count, args.repeat).items():
-            slope = ""
-            if what in before:
-                fewer, earlier = before[what]
-                slope = f"{math.log(seconds / earlier, count / fewer):.2f}"
-            before[what] = count, seconds
-            print(f"{count:>6} {what:<12} {seconds * 1e3:>10.1f} {slope:>6}")
+            now = count, seconds
+            grown = slope(before.get(what), now)
+            before[what] = now
+            print(f"{count:>6} {what:<12} {seconds * 1e3:>10.1f} {grown:>6.2f}")
 
 
 def measure(count: int, repeat: int) -> dict[str, float]:
