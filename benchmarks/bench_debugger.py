@@ -59,7 +59,9 @@ def main() -> None:
             now = count, seconds
             grown = slope(before.get(what), now)
             before[what] = now
-            print(f"{count:>6} {what:<12} {seconds * 1e3:>10.1f} {grown:>6.2f}")
+            print(
+                f"{count:>6} {what:<12} {seconds * 1e3:>10.1f} {grown:>6.2f}"
+            )
 
 
 def measure(count: int, repeat: int) -> dict[str, float]:

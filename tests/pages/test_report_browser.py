@@ -4,7 +4,6 @@ The report in a real browser.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
@@ -16,6 +15,8 @@ from pathlib import Path
 
 import attrs
 import pytest
+
+import bench_report
 
 from distdebug import diagnose
 from distdebug.diagnosis.seen import Seen
@@ -141,13 +142,8 @@ def large_flight(ranks, *, is_broken):
     """
     What dumps of 2,000 records each tell; no two ranks have the same times.
     """
-    path = REPOSITORY / "benchmarks" / "bench_report.py"
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return analyze_dumps(
-        module.make_job(ranks, 2_000, late=3 if is_broken else None)
-    )
+    job = bench_report.make_job(ranks, 2_000, late=3 if is_broken else None)
+    return analyze_dumps(job)
 
 
 def write_page(folder, ranks, *, is_broken):
