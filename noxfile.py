@@ -20,7 +20,15 @@ import nox
 nox.needs_version = ">=2025.5.1"
 nox.options.default_venv_backend = "none"
 nox.options.sessions = [
-    *("lint", "typing", "docs", "tests", "fuzz", "pages", "integration"),
+    *("lint", "typing", "docs", "tests", "fuzz", "faults", "pages"),
+    "integration",
+]
+
+# Integration tests that do not judge by what the machine has time for.
+PATIENT = [
+    *("collective_logs", "diagnose_logs", "health", "logscan", "nodes_ray"),
+    *("nsight", "nsight_patch", "packed", "ray_debugger", "raydeaths"),
+    *("raylogs", "raylogs_live", "startup_live", "torch"),
 ]
 
 # The last of each minor release, from the oldest that is promised on.
@@ -107,17 +115,26 @@ def integration(session: nox.Session) -> None:
     """
     Does it work on real jobs of several processes?
     """
-    # One after the other: some judge by what the machine has time for.
-    options = ("--durations=25", *session.posargs)
-    session.run("pytest", "tests/integration", *options)
+    folder = Path("tests", "integration")
+    patient = [folder / f"test_{name}.py" for name in PATIENT]
+    if session.posargs:
+        session.run("pytest", str(folder), *session.posargs)
+        return
+
+    pairs = ("-n", "2", "--dist", "loadfile", "--durations=5")
+    session.run("pytest", *map(str, patient), *pairs)
+    # The others run alone.
+    rest = (f"--ignore={path}" for path in patient)
+    session.run("pytest", str(folder), *rest, "--durations=25")
 
 
-@nox.session(default=False)
+@nox.session
 def faults(session: nox.Session) -> None:
     """
     What if disks, tools, processes, and the machine itself fail?
     """
-    options = ("-n", "auto", "--dist", "worksteal")
+    # More than there are processors: most of the time is spent waiting.
+    options = ("-n", "5", "--dist", "worksteal")
     session.run("pytest", "tests/faults", *options, *session.posargs)
 
 
