@@ -107,6 +107,8 @@ BAD = [
     ("[cause.naps]\ndoing = 'a'", "[cause]: 'naps'"),
     ("[cause]\nsleeping = 'a'", "[cause]"),
     ("cause = 3", "[cause]"),
+    ("[cause.sleeping]\ndoings = 'a'", "no such key: 'doings'"),
+    ("[cause.sleeping]\nremedy = 3", "remedy is not a text"),
     ("a = ", "Invalid value"),
     ("[[helper]]\nplace = '[' ", "helper 1: pattern"),
 ]

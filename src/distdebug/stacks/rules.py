@@ -305,7 +305,14 @@ def _book(table: Mapping[str, Any], name: str, *, is_ours: bool) -> RuleBook:
 
 
 def _texts(value: Mapping[str, Any]) -> Mapping[str, str]:
-    return {str(key): str(text) for key, text in value.items()}
+    if unknown := set(value) - {"doing", "remedy"}:
+        msg = f"no such key: {min(unknown)!r:.60}"
+        raise ValueError(msg)
+    for key, text in value.items():
+        if not isinstance(text, str):
+            msg = f"{key} is not a text"
+            raise TypeError(msg)
+    return value
 
 
 def _items(
