@@ -7,6 +7,8 @@ it made after them the last time.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from .job import Job
@@ -19,7 +21,7 @@ __all__ = ["is_next_of", "next_rows"]
 _LONGEST = 256
 
 
-def next_rows(job: Job, ranks: set[int]) -> dict[int, int]:
+def next_rows(job: Job, ranks: Iterable[int]) -> dict[int, int]:
     """
     Find what each rank recorded the last time it was where it is now.
 

@@ -38,6 +38,9 @@ _GUESSED = {
     Cause.UNKNOWN,
     Cause.COLLECTIVE_STUCK_IN_FLIGHT,
 }
+# Of so many ranks that did not arrive, it is looked what they used to do; one
+# takes a millisecond.
+_MOST_HABITS = 1024
 
 
 @attrs.frozen(kw_only=True)
@@ -104,11 +107,12 @@ def _not_arrived(
         if (away := [r for r in c.absent if r not in inside])
     }
     if found:
-        ranks = {r for away in found.values() for r in away}
-        rows = next_rows(job, ranks)
+        ranks = sorted({r for away in found.values() for r in away})
+        # What only one call waits for needs no choice.
+        rows = next_rows(job, ranks[:_MOST_HABITS]) if len(found) > 1 else {}
         yield Root(
             cause=Cause.RANK_NOT_ARRIVED,
-            ranks=tuple(sorted(ranks)),
+            ranks=tuple(ranks),
             calls=tuple(
                 sorted(
                     found,
