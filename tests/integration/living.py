@@ -9,8 +9,23 @@ import time
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from typing import TypeVar
 
 import psutil
+
+
+T = TypeVar("T")
+
+
+def wait_for(condition: Callable[[], T], *, seconds: float = 90) -> T:
+    """
+    Wait until something is so, and give it.
+    """
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.01)
+    return found
 
 
 def wait_until(
@@ -23,7 +38,7 @@ def wait_until(
     while time.monotonic() < deadline:
         if condition():
             return True
-        time.sleep(0.1)
+        time.sleep(0.01)
     return False
 
 

@@ -28,6 +28,8 @@ import pytest
 from distdebug.capture.tool import find_tool
 from distdebug.processes.state import read_state
 
+from .living import wait_until
+
 
 PROGRAMS = Path(__file__).parent / "programs"
 KILLS = int(os.environ.get("DISTDEBUG_KILLS", "240"))
@@ -132,18 +134,6 @@ class Collector:
         self.process.stdout.close()
 
 
-def wait_for(condition, seconds: float = 30.0) -> bool:
-    """
-    Wait until something holds; whether it did in time.
-    """
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.005)
-    return True
-
-
 def complaint_about(target: Target) -> str:
     """
     What is wrong with a process that should be free, and getting on.
@@ -156,7 +146,7 @@ def complaint_about(target: Target) -> str:
     if state.letter in "Tt":
         return "stopped"
     before = target.count()
-    return "" if wait_for(lambda: target.count() > before) else "stuck"
+    return "" if wait_until(lambda: target.count() > before) else "stuck"
 
 
 def is_gone(process: psutil.Process) -> bool:
@@ -176,7 +166,7 @@ def kill_one(collector: Collector, chance: random.Random) -> tuple[str, str]:
     victim = chance.choice(("tool", "tool", "guard", "collector"))
     depth = {"collector": 0, "guard": 1, "tool": 2}[victim]
     collector.begin()
-    wait_for(lambda: len(collector.below()) >= max(depth, 1), 10)
+    wait_until(lambda: len(collector.below()) >= max(depth, 1), seconds=10)
     time.sleep(chance.choice((0.02, 0.1, 0.5)) * chance.random())
     below = collector.below()
     if victim == "collector":
@@ -190,7 +180,7 @@ def kill_one(collector: Collector, chance: random.Random) -> tuple[str, str]:
     if victim == "collector":
         collector.process.wait(60)
         # The guard cleans up for who cannot any more.
-        assert wait_for(lambda: all(map(is_gone, below)), 60)
+        assert wait_until(lambda: all(map(is_gone, below)))
         return f"collector {number.name}", ""
     return f"{victim} {number.name}", collector.process.stdout.readline()
 

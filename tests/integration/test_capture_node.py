@@ -25,6 +25,8 @@ import distdebug
 from distdebug import capture_node, diagnose, read_stacks
 from distdebug.capture.model import CaptureStatus
 
+from .living import wait_for
+
 
 SOURCE = Path(distdebug.__file__).parents[1]
 PROGRAMS = Path(__file__).parent / "programs"
@@ -187,16 +189,6 @@ def is_traced(pid):
     Whether a debugger holds a process.
     """
     return "TracerPid:\t0" not in Path(f"/proc/{pid}/status").read_text()
-
-
-def wait_for(condition):
-    """
-    Wait until something is so.
-    """
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_dead_and_stopped(servers):

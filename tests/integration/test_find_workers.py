@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,8 @@ import pytest
 from distdebug.processes.expected import missing_ranks
 from distdebug.processes.find import find_workers
 from distdebug.processes.worker import worker_of
+
+from .living import wait_for
 
 
 PROGRAMS = Path(__file__).with_name("programs")
@@ -54,17 +55,6 @@ def family_of(process):
     root = psutil.Process(process.pid)
     pids = {root.pid, *(p.pid for p in root.children(recursive=True))}
     return [w for w in find_workers() if w.pid in pids]
-
-
-def await_(what, timeout_s=60):
-    """
-    Wait until something is so, and give it.
-    """
-    deadline = time.monotonic() + timeout_s
-    while not (answer := what()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    return answer
 
 
 def free_port():
@@ -122,7 +112,7 @@ class TestSpawn:
         pytest.importorskip("torch.distributed")
         store = f"tcp://127.0.0.1:{free_port()}"
         with job(PROGRAMS / "find_spawn.py", store, 2, ready=2) as process:
-            workers = await_(lambda: family_of(process))
+            workers = wait_for(lambda: family_of(process))
 
         assert ["rank", "rank", "launcher"] == [w.role for w in workers]
         assert process.pid == workers[-1].pid
@@ -134,7 +124,7 @@ class TestSpawn:
         pytest.importorskip("torch.distributed")
         store = f"tcp://127.0.0.1:{free_port()}"
         with job(PROGRAMS / "find_spawn.py", store, 3, ready=2) as process:
-            workers = await_(
+            workers = wait_for(
                 lambda: [x] if len(x := family_of(process)) == 3 else []
             )[0]
 

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,8 @@ import pytest
 from distdebug.capture.asking.inside import ask_process
 from distdebug.capture.model import CaptureStatus
 from distdebug.processes.state import read_state
+
+from .living import wait_for
 
 
 PROGRAM = Path(__file__).with_name("programs") / "tell_stacks.py"
@@ -60,16 +61,6 @@ def running(behavior, folder, *before):
         process.stdout.close()
 
 
-def until(condition, limit_s=20.0):
-    """
-    Wait for something that is about to happen.
-    """
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def asleep(pid):
     """
     Whether the main thread of a process waits.
@@ -98,7 +89,7 @@ def test_asked(tmp_path, behavior, function):
     Each thread tells where it is, again and again, and goes on.
     """
     with running(behavior, tmp_path) as process:
-        until(lambda: asleep(process.pid))
+        wait_for(lambda: asleep(process.pid))
         for _ in range(20):
             threads, attempt = ask_process(process.pid)
 
@@ -139,7 +130,7 @@ def test_without_rights(tmp_path):
     Who may not trace a process may ask it.
     """
     with running("private", tmp_path, *WITHOUT_RIGHTS) as process:
-        until(lambda: asleep(process.pid))
+        wait_for(lambda: asleep(process.pid))
         got = subprocess.run(
             [*WITHOUT_RIGHTS, sys.executable, "-c", ASK, str(process.pid)],
             capture_output=True,
@@ -175,7 +166,7 @@ def test_refused(tmp_path, behavior, status):
     Who cannot answer is told apart, and lives on.
     """
     with running(behavior, tmp_path) as process:
-        until(lambda: asleep(process.pid))
+        wait_for(lambda: asleep(process.pid))
         threads, attempt = ask_process(process.pid)
 
         assert ((), status) == (threads, attempt.status)
@@ -189,8 +180,8 @@ def test_another(tmp_path):
     A program that comes after ours, under the same number, is not asked.
     """
     with running("became another", tmp_path) as process:
-        until(lambda: b"input()" in _command(process.pid))
-        until(lambda: asleep(process.pid))
+        wait_for(lambda: b"input()" in _command(process.pid))
+        wait_for(lambda: asleep(process.pid))
         _, attempt = ask_process(process.pid)
 
         assert CaptureStatus.TOOL_MISSING is attempt.status
@@ -220,7 +211,7 @@ def test_blocked(tmp_path):
     A thread that blocks the signal is left alone.
     """
     with running("blocked", tmp_path) as process:
-        until(lambda: asleep(process.pid))
+        wait_for(lambda: asleep(process.pid))
         threads, attempt = ask_process(process.pid)
         main = Path(f"/proc/{process.pid}/task/{process.pid}/status")
 
@@ -235,7 +226,7 @@ def test_forked(tmp_path):
     """
     with running("forked", tmp_path) as process:
         child = int(process.words[0])
-        until(lambda: asleep(process.pid) and asleep(child))
+        wait_for(lambda: asleep(process.pid) and asleep(child))
         of_child, attempt = ask_process(child)
         os.kill(child, signal.SIGRTMIN + 12)
         of_parent, _ = ask_process(process.pid)
@@ -253,7 +244,7 @@ def test_stopped(tmp_path):
     """
     with running("waits", tmp_path) as process:
         process.send_signal(signal.SIGSTOP)
-        until(lambda: read_state(process.pid).letter == "T")
+        wait_for(lambda: read_state(process.pid).letter == "T")
         threads, attempt = ask_process(process.pid)
 
     assert ((), CaptureStatus.STOPPED) == (threads, attempt.status)
@@ -266,7 +257,7 @@ def test_ended(tmp_path):
     with running("waits", tmp_path) as process:
         _, other = ask_process(process.pid, start_ticks=1)
         process.kill()
-        until(lambda: read_state(process.pid).letter == "Z")
+        wait_for(lambda: read_state(process.pid).letter == "Z")
         _, zombie = ask_process(process.pid)
         process.wait()
         _, gone = ask_process(process.pid)

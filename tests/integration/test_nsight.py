@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 
 from contextlib import suppress
 from importlib import metadata
@@ -37,6 +36,8 @@ from distdebug.nsight.reports.collect import collect_nsys_reports
 from distdebug.nsight.reports.find import find_nsys_reports
 from distdebug.nsight.reports.summarize import summarize_report
 
+from .living import wait_until
+
 
 PROGRAM = Path(__file__).parent / "programs" / "nsight_ray.py"
 SOURCE = Path(__file__).parents[2] / "src"
@@ -49,18 +50,6 @@ pytestmark = [
     pytest.mark.skipif(find_nsys() is None, reason="nsys is missing"),
     pytest.mark.timeout(400),
 ]
-
-
-def wait_until(condition, *, seconds=60):
-    """
-    Look until something is so; whether it is.
-    """
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.2)
-    return False
 
 
 def having(text):

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +20,8 @@ from distdebug.debugger import connect
 from distdebug.diagnosis import diagnose
 from distdebug.findings import Cause
 from distdebug.flight_recorder.request import request_dumps
+
+from .living import wait_for
 
 
 C10D = "torch._C._distributed_c10d"
@@ -115,16 +116,6 @@ def gloo_job(behavior, dump_dir):
             end(process)
 
 
-def await_(what, timeout_s=30):
-    """
-    Wait until something is so.
-    """
-    deadline = time.monotonic() + timeout_s
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def sidecars(dump_dir, rank=0, reason=None):
     """
     The side-cars of a rank, oldest first.
@@ -155,7 +146,7 @@ class TestRequest:
         tell what torch does not.
         """
         with gloo_job("hang", tmp_path / "d") as ranks:
-            await_(lambda: is_hanging(tmp_path / "d"))
+            wait_for(lambda: is_hanging(tmp_path / "d"))
             rows = request_dumps(tmp_path / "d")
 
             assert [(0, "dumped"), (1, "dumped")] == [r[:2] for r in rows]
@@ -226,7 +217,7 @@ class TestEnds:
         An exception leaves a dump, and the exception itself in one line.
         """
         with gloo_job("fail", tmp_path / "d") as (process, other):
-            await_(lambda: sidecars(tmp_path / "d", reason="exit"))
+            wait_for(lambda: sidecars(tmp_path / "d", reason="exit"))
             other.stdin.close()  # or torch would wait for it
             _, err = process.communicate(timeout=30)
 
@@ -244,7 +235,7 @@ class TestEnds:
         The diagnosis names the line that raised the exception.
         """
         with gloo_job("fail", tmp_path / "d") as (process, other):
-            await_(lambda: sidecars(tmp_path / "d", reason="exit"))
+            wait_for(lambda: sidecars(tmp_path / "d", reason="exit"))
             other.stdin.close()
             process.communicate(timeout=30)
 
@@ -259,7 +250,7 @@ class TestEnds:
         A rank that leaves in the middle of a call leaves a dump.
         """
         with gloo_job("exit_in_flight", tmp_path / "d") as (process, other):
-            await_(lambda: sidecars(tmp_path / "d", reason="exit"))
+            wait_for(lambda: sidecars(tmp_path / "d", reason="exit"))
             other.stdin.close()
             process.communicate(timeout=30)
 
@@ -286,7 +277,7 @@ class TestSignals:
         A rank that hangs in C++ dumps on SIGTERM, and still dies of it.
         """
         with gloo_job("hang", tmp_path / "d") as (process, _):
-            await_(lambda: is_hanging(tmp_path / "d"))
+            wait_for(lambda: is_hanging(tmp_path / "d"))
             process.terminate()
             process.communicate(timeout=30)
 
@@ -402,7 +393,7 @@ def test_folder_vanishes(tmp_path):
     Without its folder a rank cannot dump; it dies as it would have.
     """
     with gloo_job("hang_without_folder", tmp_path / "d") as (process, _):
-        await_(lambda: not (tmp_path / "d").exists())
+        wait_for(lambda: not (tmp_path / "d").exists())
         process.terminate()
         _, err = process.communicate(timeout=30)
 
@@ -494,7 +485,9 @@ def test_loads_nothing(tmp_path):
         (dumped,) = request_dumps(folder / "dumps")
         with connect(folder / "s") as client:
             client.stack()
-        await_(lambda: list(folder.glob("hangs/REPORT.txt")), PATIENCE_S)
+        wait_for(
+            lambda: list(folder.glob("hangs/REPORT.txt")), seconds=PATIENCE_S
+        )
         rank.terminate()
         printed = rank.stdout.read()
     finally:

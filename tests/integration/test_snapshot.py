@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 
 from pathlib import Path
 
@@ -23,6 +22,8 @@ import distdebug
 
 from distdebug import Cause, diagnose, snapshot
 from distdebug.bundle.manifest import read_manifest
+
+from .living import wait_for
 
 
 SOURCE = Path(distdebug.__file__).parents[1]
@@ -191,16 +192,6 @@ def test_rank_killed(job, tmp_path):
     # Its peers may have ended by now, for they lost it.
     states = [Path(f"/proc/{pid}/status").read_text() for pid in job[1]]
     assert [] == [s for s in states if re.search(r"State:\t[Tt]", s)]
-
-
-def wait_for(condition):
-    """
-    Wait until something is so.
-    """
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def is_asleep(pid):

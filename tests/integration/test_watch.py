@@ -25,6 +25,8 @@ import distdebug
 from distdebug import Cause, diagnose
 from distdebug.bundle.manifest import read_manifest
 
+from .living import wait_for
+
 
 SOURCE = Path(distdebug.__file__).parents[1]
 PROGRAMS = Path(__file__).parent / "programs"
@@ -133,17 +135,6 @@ def healthy(tmp_path_factory):
         watcher.kill()
         watcher.wait(20)
         job.end()
-
-
-def wait_for(condition, patience_s=PATIENCE_S):
-    """
-    Wait until something is so, and give it.
-    """
-    end = time.monotonic() + patience_s
-    while not (found := condition()):
-        assert time.monotonic() < end
-        time.sleep(0.05)
-    return found
 
 
 def is_free(pid):
@@ -303,7 +294,7 @@ def test_two_nodes(tmp_path):
             )
             stack.callback(process.wait, 20)
             stack.callback(process.kill)
-        wait_for((tmp_path / "hangs" / "manifest.json").exists, 150)
+        wait_for((tmp_path / "hangs" / "manifest.json").exists, seconds=150)
 
     manifest = read_manifest(tmp_path / "hangs")
     assert ["node-0", "node-1"] == [node.host for node in manifest.nodes]

@@ -63,7 +63,7 @@ def read_proc(path: str, *, limit: int = _CHUNK) -> bytes | None:
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    except (OSError, ValueError):  # a name from elsewhere may hold a NUL
         return None
 
     parts = []
@@ -87,7 +87,7 @@ def read_link(path: str) -> str:
     """
     try:
         return os.readlink(path)  # noqa: PTH115 paths cost as much as reading
-    except OSError:
+    except (OSError, ValueError):
         return ""
 
 
@@ -100,7 +100,7 @@ def list_numbers(path: str) -> list[int]:
     """
     try:
         names = os.listdir(path)  # noqa: PTH208 as above
-    except OSError:
+    except (OSError, ValueError):
         return []
     return sorted(int(n) for n in names if n.isascii() and n.isdigit())
 
