@@ -180,7 +180,7 @@ class TestClosedFiles:
         The program accepts its own connections, and can be held afterwards.
         """
         program = (
-            "import os, socket, distdebug\n"
+            "import os, socket, threading, time, distdebug\n"
             "from distdebug.debugger.inside.arming import ready_to_stop\n"
             "path = distdebug.arm()\n"
             "def ask():\n"
@@ -188,7 +188,13 @@ class TestClosedFiles:
             "        client.connect(str(path))\n"
             '        client.sendall(b\'{"op":"list"}\\n\')\n'
             "        return bool(client.recv(10))\n"
+            "def is_awake(thread):\n"
+            "    with open(f'/proc/self/task/{thread.native_id}/stat') as file:\n"
+            "        return not file.read().rpartition(')')[2].startswith(' S')\n"
             "ask()\n"
+            "time.sleep(0.1)  # it waits for the next one\n"
+            "while any(map(is_awake, threading.enumerate()[1:])):\n"
+            "    time.sleep(0.01)\n"
             "os.closerange(3, 64)\n"
             "own = socket.create_server(('127.0.0.1', 0))\n"
             "print(ask())\n"
