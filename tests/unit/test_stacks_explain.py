@@ -11,7 +11,12 @@ import pytest
 
 from distdebug.findings import Cause
 from distdebug.stacks.explain import explain_process, explain_stacks
-from distdebug.stacks.model import ProcessStacks, StackFrame, ThreadStack
+from distdebug.stacks.model import (
+    ProcessStacks,
+    StackFrame,
+    SystemCall,
+    ThreadStack,
+)
 from distdebug.stacks.rules import DOING, read_rules
 
 
@@ -241,6 +246,27 @@ class TestMainThread:
         stack = [("save_checkpoint", "/home/me/save.py"), USER]
 
         assert expected == explain(*stack, code=code, active=active)
+
+    @pytest.mark.parametrize(
+        ("code", "expected"),
+        [
+            ("dist.irecv(grad, rank + 1).wait()", True),
+            ("dist.isend(x, 1, tag=2).wait()", True),
+            ("reqs[0].wait()", True),
+            ("work.wait()", True),
+            ("dist.broadcast(x, 0, async_op=True).wait()", True),
+            ("done.wait()", False),
+        ],
+    )
+    def test_waits_for_work(self, code, expected):
+        """
+        Who waits for what torch does in the background waits for the others.
+        """
+        call = SystemCall(name="futex")
+
+        got = explain(USER, code=code, system_call=call)
+
+        assert expected == (got is Cause.COLLECTIVE_WAIT)
 
     def test_code_of_innermost(self):
         """

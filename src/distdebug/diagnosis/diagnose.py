@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -15,6 +15,7 @@ from .._files import is_folder
 from ..errors import NoDumpsError
 from ..findings import Cause, Diagnosis, Finding, Missing
 from ..flight_recorder.analysis.analyze import analyze_dumps
+from ..flight_recorder.analysis.freshness import silent_s
 from ..flight_recorder.analysis.report import FlightReport
 from ..flight_recorder.columns import Dumps
 from ..flight_recorder.read import read_dumps
@@ -23,12 +24,13 @@ from ..stacks.files import is_captured, is_stack_like
 from ..stacks.jobs import members_of_job
 from ..stacks.model import ProcessStacks
 from ..stacks.parse import StackFiles, read_stack_files
-from .hosts import all_stacks, ended_well, host_views
+from .hosts import HostView, all_stacks, ended_well, host_views
 from .logs.join import diagnose_logs, join_logs
 from .logs.model import LogEvidence
 from .logs.read import read_logs
 from .refine import refine
 from .seen import Seen
+from .unrecorded import find_failed
 
 
 __all__ = ["diagnose"]
@@ -191,10 +193,68 @@ def _from_dumps(flight: FlightReport, found: StackFiles) -> Diagnosis:
             return attrs.evolve(_from_stacks(stacks), missing=lost)
 
     views = host_views(dumps, found.stacks)
-    diagnosis = refine(diagnosis, views, dumps)
+    diagnosis = refine(diagnosis, views, dumps, flight.waits)
+    if diagnosis.verdict.cause is Cause.HEALTHY and not ended_well(dumps):
+        own = _of_ranks(dumps, all_stacks(dumps, found.stacks))
+        diagnosis = _with_unrecorded(diagnosis, views, dumps, own)
     diagnosis = _with_movement(diagnosis, found.stacks)
     return attrs.evolve(
         diagnosis, missing=(*diagnosis.missing, *found.missing)
+    )
+
+
+def _of_ranks(
+    dumps: Dumps, stacks: Sequence[ProcessStacks]
+) -> Sequence[ProcessStacks]:
+    """
+    The ranks and their children, where side-cars tell which these are.
+    """
+    pids = {(s.host, s.pid) for s in dumps.sidecars.values()}
+    own = [
+        p
+        for p in stacks
+        if not pids.isdisjoint({(p.host, p.pid), (p.host, p.parent_pid)})
+    ]
+    return own or stacks
+
+
+def _with_unrecorded(
+    diagnosis: Diagnosis,
+    views: Mapping[int, HostView],
+    dumps: Dumps,
+    stacks: Sequence[ProcessStacks],
+) -> Diagnosis:
+    """
+    Look again at a job of which nothing on record is stuck.
+    """
+    failed = find_failed(views, dumps)
+    if failed is not None:
+        return attrs.evolve(diagnosis, verdict=failed, findings=(failed,))
+
+    seconds = silent_s(dumps)
+    if not seconds:
+        return diagnosis
+
+    told = f"no call is on record for {seconds:.0f} s, longer than ever before"
+    seen = _from_stacks(stacks)
+    verdict = seen.verdict
+    is_waiting = any(v.cause in _WAITS for v in views.values())
+    if not is_waiting or verdict.cause.is_fine or not seen.findings:
+        healthy = attrs.evolve(
+            diagnosis.verdict,
+            summary=f"{diagnosis.verdict.summary}; but {told}",
+            confidence="possible",
+            remedy="if it hangs, look at its stacks (distdebug stacks): not "
+            "all calls are recorded on Gloo",
+        )
+        return attrs.evolve(diagnosis, verdict=healthy)
+
+    verdict = attrs.evolve(verdict, summary=f"{verdict.summary}; {told}")
+    return attrs.evolve(
+        diagnosis,
+        verdict=verdict,
+        findings=(verdict, *seen.findings[1:]),
+        victims=seen.victims,
     )
 
 

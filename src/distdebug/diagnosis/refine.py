@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import re
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import attrs
 
 from ..findings import Cause, Diagnosis, Finding
 from ..flight_recorder.columns import Dumps
 from ..ranks import ranks_text
+from ..waits import Wait
 from .deaths import find_death
 from .hosts import HostView, ended_well
+from .unrecorded import without_waiting
 
 
 __all__ = ["refine"]
@@ -48,7 +50,10 @@ _LASTING = {
 
 
 def refine(
-    diagnosis: Diagnosis, views: Mapping[int, HostView], dumps: Dumps
+    diagnosis: Diagnosis,
+    views: Mapping[int, HostView],
+    dumps: Dumps,
+    waits: Sequence[Wait] = (),
 ) -> Diagnosis:
     """
     Add what the host side of the culprits tells.
@@ -60,12 +65,19 @@ def refine(
 
         dumps: What was analyzed.
 
+        waits: The stuck calls.
+
     Returns:
         The refined diagnosis.
     """
     if ended_well(dumps) and not any(v.state for v in views.values()):
         diagnosis = _after_the_end(diagnosis, dumps)
-    findings = [_with_host(f, views) for f in diagnosis.findings]
+    findings = [
+        _with_host(without_waiting(f, views, waits), views)
+        if f.cause is Cause.RANK_NOT_ARRIVED
+        else _with_host(f, views)
+        for f in diagnosis.findings
+    ]
     died = find_death(views, dumps)
     if died is not None:
         findings = _put_first(died, findings)

@@ -16,13 +16,16 @@ from ..columns import Dumps, RankDump
 from .stuck import StuckCall
 
 
-__all__ = ["are_fresh", "is_unprecedented", "waited_ns"]
+__all__ = ["are_fresh", "is_unprecedented", "silent_s", "waited_ns"]
 
 _LONGEST_NS = 30 * 10**9
 # Asking a rank for its dump takes a moment, in which its peers wait.
 _LONGEST_ASKED_NS = 10**9
 _ASKED = {"request", "call"}
 _LONGEST_DUMP_NS = 5 * 10**9
+# Shorter silences are of every job, longer ones than this many pauses of few.
+_SHORTEST_SILENCE_S = 5.0
+_PAUSES = 2
 
 
 def are_fresh(calls: Iterable[StuckCall], dumps: Dumps) -> bool:
@@ -90,6 +93,34 @@ def waited_ns(calls: Iterable[StuckCall], dumps: Dumps) -> int | None:
         if (age := _age_ns(call, rank, dumps)) is not None
     ]
     return max(ages, default=None)
+
+
+def silent_s(dumps: Dumps) -> float:
+    """
+    For how long did no rank record anything, if that never was so before?
+
+    Args:
+        dumps: What the ranks recorded, and when each dump was taken.
+
+    Returns:
+        Seconds; 0 if such silences are normal in this job, or if it is not
+        known of each rank when its dump was taken.
+    """
+    if any(d.sidecar is None or not len(d.entries) for d in dumps):
+        return 0.0
+
+    ages = [d.written_ns - _last_sign_ns(d) for d in dumps]
+    is_new = all(
+        age > _PAUSES * _longest_pause_ns(dump)
+        for age, dump in zip(ages, dumps, strict=True)
+    )
+    seconds = min(ages, default=0) / 1e9
+    return seconds if is_new and seconds >= _SHORTEST_SILENCE_S else 0.0
+
+
+def _last_sign_ns(dump: RankDump) -> int:
+    e = dump.entries
+    return int(max(e.created_ns.max(), e.completed_ns.max()))
 
 
 def _age_ns(call: StuckCall, rank: int, dumps: Dumps) -> int | None:
