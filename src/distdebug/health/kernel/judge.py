@@ -23,7 +23,7 @@ __all__ = ["Circumstances", "judge_events"]
 # So long before the first worker started, something may have to do with it.
 _MARGIN_S = 60.0
 # Without knowing when the job began.
-_RECENT_S = 3600.0
+_RECENT_S = 600.0
 _WINDOW_S = 86_400.0
 _PYTHON = ("python", "pt_", "ray::", "torchrun", "vllm", "sglang", "uvicorn")
 _GPU_RULES = frozenset({"xid", "gpu lost", "gpu start", "sxid", "pci express"})
