@@ -28,7 +28,7 @@ nox.options.sessions = [
 PATIENT = [
     *("collective_logs", "diagnose_logs", "health", "logscan", "nodes_ray"),
     *("nsight", "nsight_patch", "packed", "ray_debugger", "raydeaths"),
-    *("raylogs", "raylogs_live", "startup_live", "torch"),
+    *("raylogs", "raylogs_live", "startup_live", "torch", "unrecorded"),
 ]
 
 # The last of each minor release, from the oldest that is promised on.
