@@ -17,7 +17,7 @@ import psutil
 T = TypeVar("T")
 
 
-def wait_for(condition: Callable[[], T], *, seconds: float = 90) -> T:
+def wait_for(condition: Callable[[], T], *, seconds: float = 60) -> T:
     """
     Wait until something is so, and give it.
     """

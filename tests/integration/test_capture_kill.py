@@ -146,7 +146,11 @@ def complaint_about(target: Target) -> str:
     if state.letter in "Tt":
         return "stopped"
     before = target.count()
-    return "" if wait_until(lambda: target.count() > before) else "stuck"
+    return (
+        ""
+        if wait_until(lambda: target.count() > before, seconds=30)
+        else "stuck"
+    )
 
 
 def is_gone(process: psutil.Process) -> bool:

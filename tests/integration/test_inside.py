@@ -89,7 +89,7 @@ def test_asked(tmp_path, behavior, function):
     Each thread tells where it is, again and again, and goes on.
     """
     with running(behavior, tmp_path) as process:
-        wait_for(lambda: asleep(process.pid))
+        wait_for(lambda: asleep(process.pid), seconds=20)
         for _ in range(20):
             threads, attempt = ask_process(process.pid)
 
@@ -130,7 +130,7 @@ def test_without_rights(tmp_path):
     Who may not trace a process may ask it.
     """
     with running("private", tmp_path, *WITHOUT_RIGHTS) as process:
-        wait_for(lambda: asleep(process.pid))
+        wait_for(lambda: asleep(process.pid), seconds=20)
         got = subprocess.run(
             [*WITHOUT_RIGHTS, sys.executable, "-c", ASK, str(process.pid)],
             capture_output=True,
@@ -166,7 +166,7 @@ def test_refused(tmp_path, behavior, status):
     Who cannot answer is told apart, and lives on.
     """
     with running(behavior, tmp_path) as process:
-        wait_for(lambda: asleep(process.pid))
+        wait_for(lambda: asleep(process.pid), seconds=20)
         threads, attempt = ask_process(process.pid)
 
         assert ((), status) == (threads, attempt.status)
@@ -180,8 +180,8 @@ def test_another(tmp_path):
     A program that comes after ours, under the same number, is not asked.
     """
     with running("became another", tmp_path) as process:
-        wait_for(lambda: b"input()" in _command(process.pid))
-        wait_for(lambda: asleep(process.pid))
+        wait_for(lambda: b"input()" in _command(process.pid), seconds=20)
+        wait_for(lambda: asleep(process.pid), seconds=20)
         _, attempt = ask_process(process.pid)
 
         assert CaptureStatus.TOOL_MISSING is attempt.status
@@ -211,7 +211,7 @@ def test_blocked(tmp_path):
     A thread that blocks the signal is left alone.
     """
     with running("blocked", tmp_path) as process:
-        wait_for(lambda: asleep(process.pid))
+        wait_for(lambda: asleep(process.pid), seconds=20)
         threads, attempt = ask_process(process.pid)
         main = Path(f"/proc/{process.pid}/task/{process.pid}/status")
 
@@ -226,7 +226,7 @@ def test_forked(tmp_path):
     """
     with running("forked", tmp_path) as process:
         child = int(process.words[0])
-        wait_for(lambda: asleep(process.pid) and asleep(child))
+        wait_for(lambda: asleep(process.pid) and asleep(child), seconds=20)
         of_child, attempt = ask_process(child)
         os.kill(child, signal.SIGRTMIN + 12)
         of_parent, _ = ask_process(process.pid)
@@ -244,7 +244,7 @@ def test_stopped(tmp_path):
     """
     with running("waits", tmp_path) as process:
         process.send_signal(signal.SIGSTOP)
-        wait_for(lambda: read_state(process.pid).letter == "T")
+        wait_for(lambda: read_state(process.pid).letter == "T", seconds=20)
         threads, attempt = ask_process(process.pid)
 
     assert ((), CaptureStatus.STOPPED) == (threads, attempt.status)
@@ -257,7 +257,7 @@ def test_ended(tmp_path):
     with running("waits", tmp_path) as process:
         _, other = ask_process(process.pid, start_ticks=1)
         process.kill()
-        wait_for(lambda: read_state(process.pid).letter == "Z")
+        wait_for(lambda: read_state(process.pid).letter == "Z", seconds=20)
         _, zombie = ask_process(process.pid)
         process.wait()
         _, gone = ask_process(process.pid)

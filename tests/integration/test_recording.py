@@ -146,7 +146,7 @@ class TestRequest:
         tell what torch does not.
         """
         with gloo_job("hang", tmp_path / "d") as ranks:
-            wait_for(lambda: is_hanging(tmp_path / "d"))
+            wait_for(lambda: is_hanging(tmp_path / "d"), seconds=30)
             rows = request_dumps(tmp_path / "d")
 
             assert [(0, "dumped"), (1, "dumped")] == [r[:2] for r in rows]
@@ -217,7 +217,9 @@ class TestEnds:
         An exception leaves a dump, and the exception itself in one line.
         """
         with gloo_job("fail", tmp_path / "d") as (process, other):
-            wait_for(lambda: sidecars(tmp_path / "d", reason="exit"))
+            wait_for(
+                lambda: sidecars(tmp_path / "d", reason="exit"), seconds=30
+            )
             other.stdin.close()  # or torch would wait for it
             _, err = process.communicate(timeout=30)
 
@@ -235,7 +237,9 @@ class TestEnds:
         The diagnosis names the line that raised the exception.
         """
         with gloo_job("fail", tmp_path / "d") as (process, other):
-            wait_for(lambda: sidecars(tmp_path / "d", reason="exit"))
+            wait_for(
+                lambda: sidecars(tmp_path / "d", reason="exit"), seconds=30
+            )
             other.stdin.close()
             process.communicate(timeout=30)
 
@@ -250,7 +254,9 @@ class TestEnds:
         A rank that leaves in the middle of a call leaves a dump.
         """
         with gloo_job("exit_in_flight", tmp_path / "d") as (process, other):
-            wait_for(lambda: sidecars(tmp_path / "d", reason="exit"))
+            wait_for(
+                lambda: sidecars(tmp_path / "d", reason="exit"), seconds=30
+            )
             other.stdin.close()
             process.communicate(timeout=30)
 
@@ -277,7 +283,7 @@ class TestSignals:
         A rank that hangs in C++ dumps on SIGTERM, and still dies of it.
         """
         with gloo_job("hang", tmp_path / "d") as (process, _):
-            wait_for(lambda: is_hanging(tmp_path / "d"))
+            wait_for(lambda: is_hanging(tmp_path / "d"), seconds=30)
             process.terminate()
             process.communicate(timeout=30)
 
@@ -393,7 +399,7 @@ def test_folder_vanishes(tmp_path):
     Without its folder a rank cannot dump; it dies as it would have.
     """
     with gloo_job("hang_without_folder", tmp_path / "d") as (process, _):
-        wait_for(lambda: not (tmp_path / "d").exists())
+        wait_for(lambda: not (tmp_path / "d").exists(), seconds=30)
         process.terminate()
         _, err = process.communicate(timeout=30)
 

@@ -147,7 +147,7 @@ def test_killed(job, tmp_path, moment):
         stderr=subprocess.DEVNULL,
         env=ENVIRON,
     ) as process:
-        wait_for(lambda: moment(process.pid, hang))
+        wait_for(lambda: moment(process.pid, hang), seconds=30)
         process.send_signal(signal.SIGKILL)
         process.wait(20)
 
@@ -180,7 +180,7 @@ def test_rank_killed(job, tmp_path):
         stderr=subprocess.DEVNULL,
         env=ENVIRON,
     ) as process:
-        wait_for(lambda: looks(process.pid, hang))
+        wait_for(lambda: looks(process.pid, hang), seconds=30)
         os.kill(job[1][3], signal.SIGKILL)
         data = json.load(process.stdout)
 

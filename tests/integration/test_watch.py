@@ -161,7 +161,9 @@ def test_inside(start, cause, rank, detail, function):
     """
     job = start(cause)
 
-    wait_for((job.folder / "hangs" / "manifest.json").exists)
+    wait_for(
+        (job.folder / "hangs" / "manifest.json").exists, seconds=PATIENCE_S
+    )
 
     verdict = diagnose(job.folder / "hangs").verdict
     assert Cause.RANK_NOT_ARRIVED == verdict.cause
@@ -175,7 +177,9 @@ def test_inside(start, cause, rank, detail, function):
     assert [] == [pid for pid in job.pids if not is_free(pid)]
     report = (job.folder / "hangs" / "REPORT.txt").read_text()
     assert verdict.summary in report
-    wait_for(lambda: verdict.summary in job.log.read_text())
+    wait_for(
+        lambda: verdict.summary in job.log.read_text(), seconds=PATIENCE_S
+    )
     (told,) = job.folder.glob("told-*")
     assert verdict.summary == told.read_text()
     assert ["ok"] == [
@@ -189,7 +193,9 @@ def test_deadlock(start):
     """
     job = start("order")
 
-    wait_for((job.folder / "hangs" / "manifest.json").exists)
+    wait_for(
+        (job.folder / "hangs" / "manifest.json").exists, seconds=PATIENCE_S
+    )
 
     verdict = diagnose(job.folder / "hangs").verdict
     assert Cause.GROUP_ORDER_DEADLOCK == verdict.cause
@@ -202,9 +208,11 @@ def test_once(start):
     Four ranks see the hang, and one of them takes it, once.
     """
     job = start("io")
-    wait_for((job.folder / "hangs" / "manifest.json").exists)
+    wait_for(
+        (job.folder / "hangs" / "manifest.json").exists, seconds=PATIENCE_S
+    )
 
-    wait_for(lambda: not job.children)
+    wait_for(lambda: not job.children, seconds=PATIENCE_S)
     time.sleep(12)  # for as long as it takes the others to notice
 
     assert ["hangs"] == [p.name for p in job.folder.glob("hangs*")]
@@ -217,12 +225,15 @@ def test_collector_killed(start):
     """
     job = start("io")
     (child, *_) = wait_for(
-        lambda: job.children if list(job.folder.glob("hangs/*/")) else []
+        lambda: job.children if list(job.folder.glob("hangs/*/")) else [],
+        seconds=PATIENCE_S,
     )
 
     child.kill()
 
-    wait_for((job.folder / "hangs" / "manifest.json").exists)
+    wait_for(
+        (job.folder / "hangs" / "manifest.json").exists, seconds=PATIENCE_S
+    )
     verdict = diagnose(job.folder / "hangs").verdict
     assert (Cause.RANK_NOT_ARRIVED, (2,)) == (verdict.cause, verdict.ranks)
     assert [] == [pid for pid in job.pids if not is_free(pid)]
@@ -235,12 +246,14 @@ def test_rank_killed(start):
     If the rank that takes the snapshot is killed, it is taken all the same.
     """
     job = start("io")
-    wait_for(lambda: list(job.folder.glob("hangs/*/")))
+    wait_for(lambda: list(job.folder.glob("hangs/*/")), seconds=PATIENCE_S)
     (parent,) = {child.ppid() for child in job.children}
 
     os.kill(parent, signal.SIGKILL)
 
-    wait_for((job.folder / "hangs" / "manifest.json").exists)
+    wait_for(
+        (job.folder / "hangs" / "manifest.json").exists, seconds=PATIENCE_S
+    )
     states = [Path(f"/proc/{pid}/status").read_text() for pid in job.pids]
     assert [] == [s for s in states if re.search(r"State:\t[Tt]", s)]
 
@@ -349,7 +362,9 @@ def test_side_car_killed(start):
     finds out.
     """
     job = start("io", program="plain_rank.py")
-    wait_for(lambda: job.log.read_text().count("ready") == 4)
+    wait_for(
+        lambda: job.log.read_text().count("ready") == 4, seconds=PATIENCE_S
+    )
     argv = [
         *(sys.executable, "-m", "distdebug", "watch", "--json"),
         *("--wait-seconds", "0.1", "--pattern", str(job.folder)),
@@ -358,7 +373,7 @@ def test_side_car_killed(start):
     with subprocess.Popen(
         argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENVIRON
     ) as watcher:
-        wait_for(lambda: list(job.folder.glob("hangs/*/")))
+        wait_for(lambda: list(job.folder.glob("hangs/*/")), seconds=PATIENCE_S)
         watcher.kill()
 
     got = subprocess.run(

@@ -491,6 +491,8 @@ class TestJudge:
         [
             ({"since": NOW - 600}, "likely"),
             ({}, "likely"),
+            ({"at": NOW - 590}, "likely"),
+            ({"at": NOW - 610}, "possible"),
             ({"at": NOW - 30_000}, "possible"),
             ({"at": None}, "possible"),
             (
@@ -498,7 +500,10 @@ class TestJudge:
                 "likely",
             ),
         ],
-        ids=["job", "recent", "today", "unknown time", "process of the job"],
+        ids=[
+            *("job", "recent", "ten minutes", "older", "today"),
+            *("unknown time", "process of the job"),
+        ],
     )
     def test_oom_of_other(self, about, confidence):
         """

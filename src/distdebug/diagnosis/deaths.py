@@ -19,7 +19,7 @@ from ..flight_recorder.sidecar import Sidecar
 from .hosts import HostView
 
 
-__all__ = ["find_death"]
+__all__ = ["find_death", "quote_error"]
 
 # By so much the clocks of hosts may differ.
 _SLACK_S = 0.5
@@ -61,15 +61,22 @@ def find_death(views: Mapping[int, HostView], dumps: Dumps) -> Finding | None:
         confidence="certain",
         remedy="mend the exception; the other ranks only lost their peer",
         location=where,
-        evidence=tuple(
-            Evidence(
-                kind="sidecar",
-                source=s.path,
-                location=f"rank {s.rank}",
-                quote=s.error,
-            )
-            for s in died[:4]
-        ),
+        evidence=tuple(map(quote_error, died[:4])),
+    )
+
+
+def quote_error(sidecar: Sidecar) -> Evidence:
+    """
+    Quote the exception that ended a rank.
+
+    Args:
+        sidecar: What the rank noted of its end.
+    """
+    return Evidence(
+        kind="sidecar",
+        source=sidecar.path,
+        location=f"rank {sidecar.rank}",
+        quote=sidecar.error,
     )
 
 

@@ -74,8 +74,6 @@ def refine(
         diagnosis = _after_the_end(diagnosis, dumps)
     findings = [
         _with_host(without_waiting(f, views, waits), views)
-        if f.cause is Cause.RANK_NOT_ARRIVED
-        else _with_host(f, views)
         for f in diagnosis.findings
     ]
     died = find_death(views, dumps)

@@ -16,7 +16,6 @@ import attrs
 from ..findings import (
     Cause,
     CollectiveRef,
-    Evidence,
     Finding,
     GroupRef,
 )
@@ -24,6 +23,7 @@ from ..flight_recorder.analysis.endings import failed_in_call
 from ..flight_recorder.columns import Dumps
 from ..ranks import ranks_text
 from ..waits import Wait
+from .deaths import quote_error
 from .hosts import HostView
 
 
@@ -72,14 +72,8 @@ def find_failed(views: Mapping[int, HostView], dumps: Dumps) -> Finding | None:
         location=view.location if view else None,
         evidence=(
             *(view.evidence if view else ()),
-            *(_quote(s.path, s.rank, s.error) for s in failed[:4]),
+            *map(quote_error, failed[:4]),
         ),
-    )
-
-
-def _quote(path: str, rank: int, error: str) -> Evidence:
-    return Evidence(
-        kind="sidecar", source=path, location=f"rank {rank}", quote=error
     )
 
 
@@ -90,7 +84,7 @@ def without_waiting(
     Of ranks that did not arrive, leave out those that only wait elsewhere.
 
     Args:
-        finding: Ranks that are in no call on record.
+        finding: Any finding; only of ranks that did not arrive one is changed.
 
         views: What each rank was doing on its host.
 
@@ -100,6 +94,9 @@ def without_waiting(
         The finding about those that wait for nobody, and a call that waits
         for them; unchanged if all or none of them wait.
     """
+    if finding.cause is not Cause.RANK_NOT_ARRIVED:
+        return finding
+
     waiting = [
         r
         for r in finding.ranks

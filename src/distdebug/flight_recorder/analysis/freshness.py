@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from ..columns import Dumps, RankDump
-from .stuck import StuckCall
+from .stuck import StuckCall, last_sign_ns
 
 
 __all__ = ["are_fresh", "is_unprecedented", "silent_s", "waited_ns"]
@@ -109,18 +109,13 @@ def silent_s(dumps: Dumps) -> float:
     if any(d.sidecar is None or not len(d.entries) for d in dumps):
         return 0.0
 
-    ages = [d.written_ns - _last_sign_ns(d) for d in dumps]
+    ages = [d.written_ns - last_sign_ns(d) for d in dumps]
     is_new = all(
         age > _PAUSES * _longest_pause_ns(dump)
         for age, dump in zip(ages, dumps, strict=True)
     )
     seconds = min(ages, default=0) / 1e9
     return seconds if is_new and seconds >= _SHORTEST_SILENCE_S else 0.0
-
-
-def _last_sign_ns(dump: RankDump) -> int:
-    e = dump.entries
-    return int(max(e.created_ns.max(), e.completed_ns.max()))
 
 
 def _age_ns(call: StuckCall, rank: int, dumps: Dumps) -> int | None:

@@ -23,6 +23,7 @@ __all__ = [
     "StuckCall",
     "find_outdated",
     "find_stuck_calls",
+    "last_sign_ns",
     "link",
     "links",
     "since_ns",
@@ -175,7 +176,7 @@ def _without_left_overs(
     gone = {
         r
         for r in outdated.intersection(call.unknown)
-        if dumps[r].sidecar is None and _last_sign_ns(dumps[r]) < limit
+        if dumps[r].sidecar is None and last_sign_ns(dumps[r]) < limit
     }
     if not gone:
         return call
@@ -187,7 +188,16 @@ def _without_left_overs(
     )
 
 
-def _last_sign_ns(dump: RankDump) -> int:
+def last_sign_ns(dump: RankDump) -> int:
+    """
+    When did anything on record of this rank happen last?
+
+    Args:
+        dump: What it recorded.
+
+    Returns:
+        Nanoseconds since the epoch, by its clock; 0 if nothing is on record.
+    """
     e = dump.entries
     return int(max(e.created_ns.max(initial=0), e.completed_ns.max(initial=0)))
 
