@@ -365,6 +365,23 @@ class TestEnd:
 
         assert expected is diagnose(failed, died).verdict.cause
 
+    @pytest.mark.parametrize(
+        ("before_s", "expected"),
+        [(0.01, Cause.RANK_NOT_ARRIVED), (0.5, Cause.RANK_CRASHED)],
+    )
+    def test_worker_ended_too(self, diagnose, before_s, expected):
+        """
+        The signal that ends a job ends the workers of its data loaders, too;
+        one that died by itself did so some time before.
+        """
+        worker = "RuntimeError: DataLoader worker (pid(s) 9) exited "
+        told = sidecar(1, reason="SIGTERM", written=500.0)
+        died = sidecar(
+            2, error=f"{worker}unexpectedly", written=500.0 - before_s
+        )
+
+        assert expected is diagnose(told, died).verdict.cause
+
     def test_interruption(self, diagnose):
         """
         Being interrupted is no failed call.

@@ -40,7 +40,7 @@ def _job(tmp_path):
     A job of four whose last call completed so many seconds before its dumps.
     """
 
-    def write(stacks, silent_s, **of_rank_3):
+    def write(stacks, silent_s, others="request", **of_rank_3):
         job = SimulatedJob(4)
         for _ in range(12):
             job.collective("all_reduce")
@@ -50,7 +50,7 @@ def _job(tmp_path):
         written = max(r.created for r in job.records[0]) + silent_s
         for rank, stack in enumerate(stacks):
             frames = tuple(SidecarFrame(*line) for line in stack)
-            more = {"reason": "request", "error": ""}
+            more = {"reason": others, "error": ""}
             if rank == 3:
                 more |= of_rank_3
             sidecar = Sidecar(
@@ -111,6 +111,23 @@ def test_nobody_waits(job):
     assert (Cause.HEALTHY, "possible") == (verdict.cause, verdict.confidence)
     assert "no call is on record for 20 s" in verdict.summary
     assert "distdebug stacks" in verdict.remedy
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [("SIGTERM", Cause.HEALTHY), ("request", Cause.UNKNOWN)],
+)
+def test_lost_to_signal(job, reason, expected):
+    """
+    Who lost its peers because a signal ended them tells nothing else.
+    """
+    lost = "RuntimeError: [gloo/x.cc] Connection closed by peer [::1]"
+
+    verdict = job(
+        [RECV] * 4, 0.5, others=reason, error=lost, reason="exception"
+    ).verdict
+
+    assert expected is verdict.cause
 
 
 def test_failed(job):

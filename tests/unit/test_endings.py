@@ -7,10 +7,18 @@ from __future__ import annotations
 import pytest
 
 from distdebug.flight_recorder.analysis.endings import (
+    ended_s,
     failed_in_call,
+    last_words,
+    lost_child,
     lost_peer,
     was_interrupted,
 )
+from distdebug.flight_recorder.columns import Dumps
+from distdebug.flight_recorder.sidecar import Sidecar
+
+
+WORKER = "RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly"
 
 
 @pytest.mark.parametrize(
@@ -63,3 +71,83 @@ def test_was_interrupted():
     """
     assert was_interrupted("KeyboardInterrupt: ")
     assert not was_interrupted("ValueError: KeyboardInterrupt")
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (WORKER, True),
+        (
+            "RuntimeError: DataLoader worker (pid 7) is killed by signal: x",
+            True,
+        ),
+        ("concurrent.futures.process.BrokenProcessPool: A process in", True),
+        ("BrokenProcessPool: A process in the pool was terminated", True),
+        ("RuntimeError: DataLoader timed out after 30 seconds", False),
+        ("ValueError: DataLoader worker (pid 7) exited unexpectedly", False),
+    ],
+)
+def test_lost_child(error, expected):
+    """
+    Data loaders and pools tell when a process of theirs has gone.
+    """
+    assert expected is lost_child(error)
+
+
+def noted(*words):
+    """
+    What each rank wrote: lists of reasons, times, and errors.
+    """
+    sidecars = [
+        [
+            Sidecar("", rank, len(words), "n", 1, 0.0, when, reason, error)
+            for reason, when, error in of_rank
+        ]
+        for rank, of_rank in enumerate(words)
+    ]
+    return Dumps(
+        by_rank={},
+        groups=(),
+        ops=(),
+        shapes=(),
+        sidecars={r: notes[-1] for r, notes in enumerate(sidecars) if notes},
+        earlier={r: tuple(notes[:-1]) for r, notes in enumerate(sidecars)},
+    )
+
+
+TOLD = ("SIGTERM", 5.0, "")
+
+
+@pytest.mark.parametrize(
+    ("expected", "words"),
+    [
+        (5.0, [[TOLD], [TOLD]]),
+        (5.0, [[("request", 1.0, ""), TOLD], [("SIGTERM", 5.2, "")]]),
+        (5.0, [[TOLD, ("exception", 5.1, "ValueError: x")], [TOLD]]),
+        (5.0, [[TOLD], [("exception", 5.1, "RuntimeError: gloo: reset")]]),
+        # The child was told as well, and was quicker.
+        (5.0, [[TOLD], [("exception", 4.95, WORKER)]]),
+        (None, [[TOLD], [("exception", 4.8, WORKER)]]),
+        (None, [[TOLD], [("exception", 4.95, "ValueError: x")]]),
+        (None, [[TOLD], [("request", 1.0, "")]]),
+        (None, [[TOLD], [("exit", 4.0, "")]]),
+        (None, [[TOLD], []]),
+        (None, []),
+    ],
+)
+def test_ended(expected, words):
+    """
+    A job was ended from outside if the first sign of its end is a signal.
+    """
+    assert expected == ended_s(noted(*words))
+
+
+def test_last_words():
+    """
+    Who was only asked for a dump goes on; an error counts at any time.
+    """
+    error = ("request", 3.0, "ValueError: x")
+    dumps = noted([("start", 0.0, ""), ("request", 1.0, ""), error, TOLD])
+
+    assert [3.0, 5.0] == [s.written for s in last_words(dumps, 0)]
+    assert () == last_words(dumps, 1)

@@ -161,6 +161,142 @@ def test_not_asked(dumps_of, reason):
     assert Cause.RANK_NOT_ARRIVED is cause_of(dumps)
 
 
+# Ranks, groups beside that of all, and backend.
+SHAPES = [(2, 1, "gloo"), (6, 2, "gloo"), (8, 4, "nccl"), (9, 3, "nccl")]
+
+
+class TestEnded:
+    """
+    Jobs that SIGTERM ended: some shape, some rank that is a little late.
+    """
+
+    @pytest.fixture
+    def ended(self, dumps_of):
+        """
+        A job of 20 quick steps; *late* did not enter the last call of *group*
+        when SIGTERM came *age_s* after the others had entered it.
+        """
+
+        def build(shape, late, age_s, **changes):
+            size, split, backend = shape
+            job = SimulatedJob(size, backend=backend)
+            parts = [
+                job.new_group(range(i, size, split), "part")
+                for i in range(split)
+            ]
+            for _ in range(20):
+                for part in parts:
+                    job.collective("all_reduce", part)
+                job.collective("all_reduce")
+                job.wait(0.05)
+            for part in parts:
+                there = [r for r in part.ranks if r != late]
+                job.collective("all_reduce", part, ranks=there)
+            sidecars = {
+                rank: self.last_word(rank, size, job.clock + age_s, changes)
+                for rank in range(size)
+            }
+            return analyze_dumps(dumps_of(job, sidecars=sidecars))
+
+        return build
+
+    @staticmethod
+    def last_word(rank, size, told, changes):
+        """
+        The side-car of a rank; a signal comes a little later to each.
+        """
+        fields = {"reason": "SIGTERM", "error": "", "later_s": 0.01 * rank}
+        fields |= changes.get(f"of_{rank}", {})
+        written = told + fields.pop("later_s")
+        return Sidecar("", rank, size, "n", 1, 0.0, written, **fields)
+
+    @pytest.mark.parametrize("shape", SHAPES, ids=str)
+    @pytest.mark.parametrize("late", [0, 1, -1])
+    @pytest.mark.parametrize("age_s", [0.0, 0.1, 0.8])
+    def test_while_moving(self, ended, shape, late, age_s):
+        """
+        That the signal found some in a call, and took a while, is no hang.
+        """
+        late %= shape[0]
+
+        verdict = ended(shape, late, age_s).verdict
+
+        assert Cause.HEALTHY is verdict.cause
+        assert f"SIGTERM ended ranks 0-{shape[0] - 1}" in verdict.summary
+
+    @pytest.mark.parametrize("shape", SHAPES, ids=str)
+    @pytest.mark.parametrize("late", [0, 1, -1])
+    @pytest.mark.parametrize("age_s", [1.5, 20.0, 900.0])
+    def test_while_stuck(self, ended, shape, late, age_s):
+        """
+        A job that was stuck is told as such, whoever ended it.
+        """
+        late %= shape[0]
+
+        verdict = ended(shape, late, age_s).verdict
+
+        assert (Cause.RANK_NOT_ARRIVED, (late,)) == (
+            verdict.cause,
+            verdict.ranks,
+        )
+
+    @pytest.mark.parametrize("after_s", [3.0, 9.0])
+    def test_one_after_another(self, ended, after_s):
+        """
+        Whom the signal reaches later waits meanwhile for those that are gone.
+        """
+        later = {"later_s": after_s}
+
+        verdict = ended((6, 2, "gloo"), 1, 0.1, of_4=later, of_5=later).verdict
+
+        assert Cause.HEALTHY is verdict.cause
+
+    def test_long_after(self, ended):
+        """
+        Who waits long for a rank that was told to end is stuck.
+        """
+        others = {f"of_{r}": {"later_s": 60.0} for r in range(6) if r != 1}
+
+        verdict = ended((6, 2, "gloo"), 1, 0.1, **others).verdict
+
+        assert (Cause.RANK_NOT_ARRIVED, (1,)) == (verdict.cause, verdict.ranks)
+
+    @pytest.mark.parametrize(
+        "first",
+        [
+            {"reason": "exception", "error": "ValueError: x"},
+            {"reason": "exit"},
+            {"reason": "SIGABRT"},
+            {"reason": "start"},
+        ],
+        ids=lambda word: word["reason"],
+    )
+    def test_one_died(self, ended, first):
+        """
+        If one rank died before, the others were ended because of it.
+        """
+        died = {"later_s": -0.2, **first}
+
+        verdict = ended((6, 2, "gloo"), 1, 0.4, of_1=died).verdict
+
+        assert (Cause.RANK_NOT_ARRIVED, (1,)) == (verdict.cause, verdict.ranks)
+
+    def test_followed(self, ended):
+        """
+        Who loses its peers to the signal was ended by it, too.
+        """
+        lost = {
+            "reason": "exception",
+            "error": "RuntimeError: [gloo/x.cc] Connection closed by peer",
+            "later_s": 0.3,
+        }
+
+        verdict = ended((6, 2, "gloo"), 1, 0.1, of_4=lost).verdict
+
+        assert Cause.HEALTHY is verdict.cause
+        assert "SIGTERM ended ranks 0-3,5" in verdict.summary
+
+
 class TestPauses:
     @pytest.fixture
     def slow(self):

@@ -561,6 +561,20 @@ class TestSeveralFiles:
         assert [(0, new.name, "the file is empty")] == reasons(dumps)
         assert [(1, 2), (2, 2)] == seen
 
+    def test_earlier_notes(self, job, tmp_path):
+        """
+        What the same process noted before is kept; not what another one did.
+        """
+        notes = [(5.0, 4.0, 6), (6.0, 6.5, 7), (6.0, 6.1, 7), (6.0, 7.0, 7)]
+        for n, (started, written, pid) in enumerate(notes):
+            path = make_dumps(tmp_path, job, prefix=f"{n}_rank_")[0]
+            note(path, 0, started=started, written=written, pid=pid)
+
+        dumps = read_dumps(tmp_path, ranks=[0])
+
+        assert 7.0 == dumps.sidecars[0].written
+        assert [6.1, 6.5] == [s.written for s in dumps.earlier[0]]
+
     def test_earlier_process(self, job, tmp_path):
         """
         What an earlier process of the rank left is stale.

@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import math
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 
 from ..findings import Cause, Evidence, Finding
 from ..flight_recorder.analysis.endings import (
+    died_s,
     failed_in_call,
+    last_words,
     lost_peer,
     was_interrupted,
 )
@@ -39,12 +42,13 @@ def find_death(views: Mapping[int, HostView], dumps: Dumps) -> Finding | None:
     Returns:
         The finding; ``None`` if no rank died by itself.
     """
-    latest = _end_of_others(dumps)
+    words = [last_words(dumps, rank) for rank in dumps.sidecars]
+    latest = _end_of_others(chain.from_iterable(words))
     died = sorted(
         (
             s
-            for s in dumps.sidecars.values()
-            if _ended_itself(s.error) and s.written <= latest
+            for s in map(_first_error, words)
+            if s and _ended_itself(s.error) and died_s(s) <= latest
         ),
         key=lambda s: s.written,
     )
@@ -80,18 +84,23 @@ def quote_error(sidecar: Sidecar) -> Evidence:
     )
 
 
-def _end_of_others(dumps: Dumps) -> float:
+def _first_error(words: Sequence[Sidecar]) -> Sidecar | None:
+    return next((s for s in words if s.error), None)
+
+
+def _end_of_others(all_words: Iterable[Sidecar]) -> float:
     """
     When calls began to fail, or the job was being ended.
 
     Whoever dies after that dies because of it.
     """
-    clocks = {s.host for s in dumps.sidecars.values()}
+    words = list(all_words)
+    clocks = {s.host for s in words}
     slack_s = _SLACK_S if len(clocks) > 1 else 0.0
     return slack_s + min(
         (
             s.written + _closing_s(s)
-            for s in dumps.sidecars.values()
+            for s in words
             if failed_in_call(s.error) or s.reason == "SIGTERM"
         ),
         default=math.inf,

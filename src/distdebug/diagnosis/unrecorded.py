@@ -19,7 +19,11 @@ from ..findings import (
     Finding,
     GroupRef,
 )
-from ..flight_recorder.analysis.endings import failed_in_call
+from ..flight_recorder.analysis.endings import (
+    ended_s,
+    failed_in_call,
+    lost_peer,
+)
 from ..flight_recorder.columns import Dumps
 from ..ranks import ranks_text
 from ..waits import Wait
@@ -46,7 +50,12 @@ def find_failed(views: Mapping[int, HostView], dumps: Dumps) -> Finding | None:
         fewer; ``None`` if no call failed.
     """
     known = dumps.sidecars.values()
-    failed = [s for s in known if failed_in_call(s.error)]
+    is_ended = ended_s(dumps) is not None
+    failed = [
+        s
+        for s in known
+        if failed_in_call(s.error) and not (is_ended and lost_peer(s.error))
+    ]
     if not failed:
         return None
 

@@ -227,6 +227,8 @@ class Dumps(Shown):
         sidecars: The newest side-car of each rank, also of ranks that left no
             dump.
 
+        earlier: What the same processes had noted before, oldest first.
+
         problems: Files and ranks that could not be read, and why.
 
         world_size: How many ranks the job has, if that is known.
@@ -237,6 +239,7 @@ class Dumps(Shown):
     ops: tuple[str, ...]
     shapes: Shapes = attrs.field(converter=as_shapes)
     sidecars: Mapping[int, Sidecar] = attrs.field(factory=dict)
+    earlier: Mapping[int, tuple[Sidecar, ...]] = attrs.field(factory=dict)
     problems: tuple[Missing, ...] = ()
     world_size: int | None = None
     _read_frames: (

@@ -107,6 +107,7 @@ def read_dumps(
         ops=tables.ops,
         shapes=tables.shapes,
         sidecars=plan.sidecars,
+        earlier=plan.earlier,
         problems=tuple(sorted(problems, key=_order)),
         world_size=_world_size(plan.sidecars, by_rank),
         read_frames=_read_frames,

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from ..columns import Dumps, RankDump
+from .endings import ended_s
 from .stuck import StuckCall, last_sign_ns
 
 
@@ -22,6 +23,8 @@ _LONGEST_NS = 30 * 10**9
 # Asking a rank for its dump takes a moment, in which its peers wait.
 _LONGEST_ASKED_NS = 10**9
 _ASKED = {"request", "call"}
+# Nor are all ranks told at once that the job is to end.
+_LONGEST_ENDING_NS = 10 * 10**9
 _LONGEST_DUMP_NS = 5 * 10**9
 # Shorter silences are of every job, longer ones than this many pauses of few.
 _SHORTEST_SILENCE_S = 5.0
@@ -46,12 +49,25 @@ def are_fresh(calls: Iterable[StuckCall], dumps: Dumps) -> bool:
             created = int(dumps[rank].entries.created_ns[row])
             oldest[rank] = min(oldest.get(rank, created), created)
 
+    end_s = ended_s(dumps)
     return all(
         _earliest_ns(dumps[rank])
-        <= dumps[rank].written_ns - created
-        <= _normal_ns(dumps[rank])
+        <= _until_ns(dumps[rank], end_s) - created
+        <= _normal_ns(dumps[rank], is_ended=end_s is not None)
         for rank, created in oldest.items()
     )
+
+
+def _until_ns(dump: RankDump, end_s: float | None) -> int:
+    """
+    Until when may a rank have waited for others that went on?
+    """
+    if end_s is None:
+        return dump.written_ns
+
+    end_ns = int(1e9 * end_s)
+    is_one_end = dump.written_ns - end_ns <= _LONGEST_ENDING_NS
+    return min(dump.written_ns, end_ns) if is_one_end else dump.written_ns
 
 
 def is_unprecedented(calls: Iterable[StuckCall], dumps: Dumps) -> bool:
@@ -139,13 +155,13 @@ def _earliest_ns(dump: RankDump) -> int:
     return -_LONGEST_DUMP_NS if dump.sidecar else 0
 
 
-def _normal_ns(dump: RankDump) -> float:
+def _normal_ns(dump: RankDump, *, is_ended: bool) -> float:
     """
     How long the rank has been seen to go without a new call, or to wait.
     """
     e = dump.entries
     asked = dump.sidecar is not None and dump.sidecar.reason in _ASKED
-    least = _LONGEST_ASKED_NS if asked else 0
+    least = _LONGEST_ASKED_NS if asked or is_ended else 0
     if len(e) < 8:
         return least
 

@@ -15,6 +15,7 @@ from ...findings.text import diagnosis_blocks
 from ...ranks import ranks_text
 from ...waits import Wait
 from ..columns import Dumps
+from .endings import ended_s, last_words
 
 
 __all__ = ["FlightReport", "select"]
@@ -113,9 +114,25 @@ def _healthy(report: FlightReport) -> Finding:
         ranks=(),
         summary=f"nothing{report.about} is stuck in the dumps of "
         f"{ranks_text(report.dumps.ranks)}"
-        + (f"; {ranks_text(without)} left none" if without else ""),
+        + (f"; {ranks_text(without)} left none" if without else "")
+        + _ending(report.dumps),
         confidence="likely",
     )
+
+
+def _ending(dumps: Dumps) -> str:
+    """
+    Say by which signal the job was ended, if it was.
+    """
+    if ended_s(dumps) is None:
+        return ""
+
+    told = [
+        rank
+        for rank in dumps.sidecars
+        if any(s.reason == "SIGTERM" for s in last_words(dumps, rank))
+    ]
+    return f"; SIGTERM ended {ranks_text(told)}"
 
 
 def _blind() -> Finding:

@@ -43,6 +43,8 @@ class Plan(NamedTuple):
 
         sidecars: The newest side-car of each rank.
 
+        earlier: Those that the same process wrote before, oldest first.
+
         problems: Why other files are not read.
 
         skipped: How many dumps belong to ranks that are not wanted.
@@ -50,6 +52,7 @@ class Plan(NamedTuple):
 
     chains: list[list[DumpFile]]
     sidecars: dict[int, Sidecar]
+    earlier: dict[int, tuple[Sidecar, ...]]
     problems: list[Missing]
     skipped: int
 
@@ -107,13 +110,20 @@ def plan_reading(found: Found, wanted: Collection[int] | None) -> Plan:
             if _process(file) != _process(chain[0])
         ]
 
-    current = [s for s in found.sidecars if s.job in {"", job}]
-    sidecars = {
-        s.rank: s
-        for s in sorted(current, key=lambda s: (s.rank, *_age(s)))
-        if _is_wanted(s.rank, wanted)
-    }
-    return Plan(list(chains.values()), sidecars, problems, skipped)
+    notes: dict[int, list[Sidecar]] = defaultdict(list)
+    for s in sorted(found.sidecars, key=lambda s: (s.rank, *_age(s))):
+        if s.job in {"", job} and _is_wanted(s.rank, wanted):
+            notes[s.rank].append(s)
+    return Plan(
+        chains=list(chains.values()),
+        sidecars={rank: of_rank[-1] for rank, of_rank in notes.items()},
+        earlier={
+            rank: tuple(s for s in of_rank[:-1] if _is_same(s, of_rank[-1]))
+            for rank, of_rank in notes.items()
+        },
+        problems=problems,
+        skipped=skipped,
+    )
 
 
 def choose_dumps(
@@ -224,6 +234,17 @@ def _age(sidecar: Sidecar | None) -> tuple[float, float]:
 def _process(file: DumpFile) -> tuple[object, ...] | None:
     s = file.sidecar
     return None if s is None else (s.host, s.pid, s.started)
+
+
+def _is_same(one: Sidecar, other: Sidecar) -> bool:
+    """
+    Whether one process wrote both.
+    """
+    return (one.host, one.pid, one.started) == (
+        other.host,
+        other.pid,
+        other.started,
+    )
 
 
 def _preference(one: Decoded) -> tuple[object, ...]:
