@@ -110,11 +110,11 @@ def hung(
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-def look(pids: Sequence[int], looks: int = 3) -> dict[int, ProcessStacks]:
+def look(pids: Sequence[int]) -> dict[int, ProcessStacks]:
     """
     What these processes do, as seen several times.
     """
-    capture = capture_node(pids=pids, looks=looks, interval_s=0.7)
+    capture = capture_node(pids=pids, interval_s=0.7)
     return {process.pid: process for process in capture.stacks}
 
 
@@ -269,8 +269,7 @@ def test_computing(tmp_path, program):
     Nor is a process that computes, also if that is in one native function.
     """
     with hung(program, tmp_path / program) as pids:
-        # One that comes by the same place may be met there thrice.
-        seen = look(pids, looks=6)
+        seen = look(pids)
 
     (found,) = explain_stacks(seen.values())
 

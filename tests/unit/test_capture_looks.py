@@ -18,6 +18,7 @@ from distdebug.capture.looks import (
 )
 from distdebug.capture.model import Attempt, CaptureStatus
 from distdebug.capture.pyspy import PythonDump
+from distdebug.capture.values import Digest
 from distdebug.processes.model import ProcessState, Worker
 from distdebug.processes.threads import ThreadFacts
 from distdebug.stacks.model import (
@@ -174,13 +175,48 @@ class TestDescribeProcess:
         Who has new values went on, at the same line too.
         """
         seen = [
-            attrs.evolve(look(n, thread()), values=v)
+            attrs.evolve(
+                look(n, thread()), values=tuple(Digest(i, 0) for i in v)
+            )
             for n, v in enumerate(values)
         ]
 
         (only,) = describe_process(WORKER, seen, host="n1").threads
 
         assert expected is only.activity.has_new_values
+
+    @pytest.mark.parametrize(
+        ("callers", "outer_line", "expected"),
+        [
+            ((1, 1), 5, False),
+            ((1, 2), 5, True),
+            ((1, 1), 6, True),
+            ((), 6, True),
+            ((), 5, None),
+        ],
+        ids=["same", "values", "line", "line alone", "unknown"],
+    )
+    def test_returned(self, callers, outer_line, expected):
+        """
+        If those that had called a function went on, it came to its end, even
+        if it is in the same functions again.
+        """
+        frames = [
+            (*thread().frames, StackFrame("train", "t.py", line))
+            for line in (5, outer_line)
+        ]
+        digests = [(Digest(n, c),) for n, c in enumerate(callers)]
+        seen = [
+            attrs.evolve(look(n, attrs.evolve(thread(), frames=f)), values=v)
+            for n, (f, v) in enumerate(
+                zip(frames, digests or [(), ()], strict=True)
+            )
+        ]
+
+        (only,) = describe_process(WORKER, seen, host="n1").threads
+
+        assert expected is only.activity.has_returned
+        assert only.activity.has_left is False
 
     def test_stack_seen_once(self):
         """

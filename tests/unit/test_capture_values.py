@@ -49,6 +49,26 @@ def test_line():
     assert digests(line=1) != digests(line=2)
 
 
+def test_callers():
+    """
+    What the innermost function sets is apart from what its callers set.
+    """
+
+    def digest(inner, outer):
+        frames = [
+            {"name": name, "line": 1, "locals": [{"name": "n", **value}]}
+            for name, value in (("weigh", inner), ("explore", outer))
+        ]
+        (only,) = digests_of(json.dumps([{"frames": frames}]))
+        return only
+
+    one, two = {"addr": 1, "repr": "1"}, {"addr": 2, "repr": "2"}
+
+    assert digest(one, one).callers == digest(two, one).callers
+    assert digest(one, one).callers != digest(one, two).callers
+    assert digest(one, one).whole != digest(two, one).whole
+
+
 @pytest.mark.parametrize(
     "output",
     ["", "[", "{}", "[1]", "[{}]", '[{"frames": 1}]', "[" * 100_000],

@@ -30,7 +30,8 @@ def watched(voluntary=0, cpu_s=0.0, involuntary=0, call="", **changes):
     """
     A thread that was watched for two seconds.
     """
-    moved = {k: changes.pop(k, None) for k in ("has_moved", "has_left")}
+    names = ("has_moved", "has_left", "has_returned")
+    moved = {k: changes.pop(k, None) for k in names}
     return ThreadStack(
         name="",
         frames=(),
@@ -64,6 +65,15 @@ MOTIONS = [
     # Ran all the time, also where the processor is shared.
     (Motion.SPINNING, watched(cpu_s=1.9), None),
     (Motion.SPINNING, watched(cpu_s=0.2, involuntary=100), None),
+    (Motion.SPINNING, watched(cpu_s=1.9, has_returned=False), None),
+    # In the same functions by chance, as a recursion is.
+    (
+        Motion.MOVING,
+        watched(cpu_s=1.9, has_left=False, has_returned=True),
+        None,
+    ),
+    # Whoever only waits in a loop does not get on by that.
+    (Motion.STILL, watched(has_left=False, has_returned=True), None),
     # Looked at once.
     (Motion.UNKNOWN, ThreadStack(name="", frames=()), None),
     (Motion.UNKNOWN, ThreadStack(name="", frames=(), idle_s=2.0), None),

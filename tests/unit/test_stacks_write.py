@@ -48,6 +48,7 @@ def full():
             has_moved=True,
             has_left=False,
             has_new_values=True,
+            has_returned=True,
         ),
         idle_s=12.5,
     )

@@ -21,12 +21,14 @@ from ..processes.state import read_state
 from ..processes.threads import ThreadFacts, read_system_call, read_threads
 from ..stacks.model import (
     ProcessStacks,
+    StackFrame,
     SystemCall,
     ThreadActivity,
     ThreadStack,
 )
 from .model import Attempt, CaptureStatus
 from .pyspy import dump_python
+from .values import Digest
 
 
 __all__ = ["Look", "describe_process", "no_look", "take_look"]
@@ -57,7 +59,7 @@ class Look:
     facts: Mapping[int, ThreadFacts]
     threads: tuple[ThreadStack, ...]
     attempt: Attempt
-    values: tuple[int, ...] = ()
+    values: tuple[Digest, ...] = ()
 
 
 def take_look(worker: Worker, *, timeout_s: float) -> Look:
@@ -221,11 +223,11 @@ def _system_call(pid: int, tid: int) -> SystemCall | None:
     return SystemCall(name=found[0], target=found[1]) if found else None
 
 
-def _values(pid: int, looks: Sequence[Look]) -> Mapping[int, list[int]]:
+def _values(pid: int, looks: Sequence[Look]) -> Mapping[int, list[Digest]]:
     """
     What stood for the variables of each thread, whenever it was looked at.
     """
-    found: dict[int, list[int]] = {}
+    found: dict[int, list[Digest]] = {}
     for look in looks:
         for thread, value in zip(look.threads, look.values, strict=False):
             found.setdefault(_number(pid, thread), []).append(value)
@@ -236,7 +238,7 @@ def _activity(
     number: int,
     looks: Sequence[Look],
     seen: Sequence[ThreadStack | None],
-    values: Sequence[int],
+    values: Sequence[Digest],
 ) -> ThreadActivity | None:
     first, last = looks[0], looks[-1]
     before, after = first.facts.get(number), last.facts.get(number)
@@ -252,8 +254,19 @@ def _activity(
         cpu_s=after.cpu_s - before.cpu_s,
         has_moved=_differ(stacks),
         has_left=_differ(functions),
-        has_new_values=_differ(values),
+        has_new_values=_differ([v.whole for v in values]),
+        has_returned=_has_returned(stacks, values),
     )
+
+
+def _has_returned(
+    stacks: Sequence[Sequence[StackFrame]], values: Sequence[Digest]
+) -> bool | None:
+    """
+    Whether those went on that had called the innermost function.
+    """
+    lines = _differ([frames[1:] for frames in stacks])
+    return lines or _differ([v.callers for v in values])
 
 
 def _differ(seen: Sequence[object]) -> bool | None:

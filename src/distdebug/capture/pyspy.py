@@ -20,7 +20,7 @@ from ..stacks.parse import parse_stacks
 from .model import Attempt, CaptureStatus
 from .permission.status import explain_failure
 from .tool import ToolOutput, find_tool, run_tool
-from .values import digests_of
+from .values import Digest, digests_of
 
 
 __all__ = ["PythonDump", "dump_python"]
@@ -45,7 +45,7 @@ class PythonDump(NamedTuple):
 
     threads: tuple[ThreadStack, ...]
     attempt: Attempt
-    values: tuple[int, ...] = ()
+    values: tuple[Digest, ...] = ()
 
 
 def dump_python(

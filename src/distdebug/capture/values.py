@@ -12,10 +12,10 @@ import json
 import re
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 
-__all__ = ["digests_of"]
+__all__ = ["Digest", "digests_of"]
 
 _FRAMES = 8
 _VARIABLES = 64
@@ -32,7 +32,22 @@ _MALFORMED = (
 )
 
 
-def digests_of(output: str) -> tuple[int, ...]:
+class Digest(NamedTuple):
+    """
+    What stands for the variables of a thread.
+
+    Attributes:
+        whole: For those of its innermost functions.
+
+        callers: For the same, but of the innermost one, which sets its own
+            also if it never returns.
+    """
+
+    whole: int
+    callers: int
+
+
+def digests_of(output: str) -> tuple[Digest, ...]:
     """
     What stands for the local variables of each thread?
 
@@ -40,15 +55,22 @@ def digests_of(output: str) -> tuple[int, ...]:
         output: What ``py-spy dump --json --locals`` wrote.
 
     Returns:
-        A number per thread, in the order of py-spy.  In this process, it is
-        another one if a variable of the innermost frames was set anew.
+        Numbers per thread, in the order of py-spy.  In this process, they are
+        others if a variable of the innermost frames was set anew.
         Nothing if the output is not what was expected.
     """
     try:
         threads = json.loads(output)
-        return tuple(hash(tuple(_variables(t["frames"]))) for t in threads)
+        return tuple(_digest(t["frames"]) for t in threads)
     except _MALFORMED:
         return ()
+
+
+def _digest(frames: list[Mapping[str, Any]]) -> Digest:
+    return Digest(
+        whole=hash(tuple(_variables(frames))),
+        callers=hash(tuple(_variables(frames[1:]))),
+    )
 
 
 def _variables(frames: list[Mapping[str, Any]]) -> Iterator[object]:

@@ -98,6 +98,10 @@ class ThreadActivity:
         has_new_values: Whether variables of its Python functions got new
             values, so that it went on, also at the same line; ``None`` if
             unknown.
+
+        has_returned: Whether a function came to its end meanwhile: those that
+            had called it were seen at other lines, or with new values;
+            ``None`` if unknown.
     """
 
     seconds: float
@@ -107,6 +111,7 @@ class ThreadActivity:
     has_moved: bool | None = None
     has_left: bool | None = None
     has_new_values: bool | None = None
+    has_returned: bool | None = None
 
 
 @attrs.frozen(kw_only=True)

@@ -66,7 +66,8 @@ def motion_of(thread: ThreadStack, wakes: float | None = None) -> Motion:
     if a.has_left or (a.has_moved and a.has_left is None):
         return Motion.MOVING
     if is_busy(a):
-        return Motion.SPINNING
+        # In the same functions, but called anew: a recursion, for example.
+        return Motion.MOVING if a.has_returned else Motion.SPINNING
     call = thread.system_call.name if thread.system_call else ""
     if call in _WITHOUT_END:
         wakes = 0.0
