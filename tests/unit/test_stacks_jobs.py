@@ -5,6 +5,7 @@ Telling the jobs of a node from each other.
 from __future__ import annotations
 
 import attrs
+import pytest
 
 from distdebug.findings import Cause, Evidence, Finding
 from distdebug.stacks.explain import explain_stacks
@@ -12,6 +13,7 @@ from distdebug.stacks.jobs import (
     is_same_job,
     members_of_job,
     split_jobs,
+    without_strangers,
 )
 from distdebug.stacks.model import ProcessStacks, StackFrame, ThreadStack
 
@@ -217,6 +219,95 @@ def test_twins_are_judged_apart():
         "job of parent 200: ranks 1-2 are",
     ] == [f.summary.partition(" waiting")[0] for f in apart]
     assert together.summary.startswith("4 processes of ranks 1-2 are waiting")
+
+
+def zombie(pid, parent, **changes):
+    """
+    A dead process, whose rank and job nobody can tell any more.
+    """
+    return attrs.evolve(process(pid, parent=parent), state="Z", **changes)
+
+
+def threads(*states):
+    """
+    Threads without stacks.
+    """
+    return tuple(ThreadStack(name="", frames=(), state=s) for s in states)
+
+
+@pytest.mark.parametrize(
+    ("is_kin", "dead"),
+    [
+        (True, zombie(12, 5)),
+        (True, zombie(12, 10)),
+        (True, zombie(12, 31)),
+        (True, zombie(12, 70, host="n2")),
+        (True, zombie(12, 70, job="b")),
+        (True, zombie(12, 70, rank=3)),
+        (True, zombie(12, None, rank=3)),
+        (False, zombie(12, 70)),
+        (False, zombie(12, 60)),
+        (False, zombie(12, 1)),
+        (False, zombie(12, None)),
+        (False, attrs.evolve(zombie(12, 70), state="X")),
+        (False, zombie(12, 70, threads=threads("Z"))),
+        (True, zombie(12, 70, threads=threads("Z", "S"))),
+        (True, attrs.evolve(zombie(12, 70), state="S")),
+    ],
+    ids=[
+        *("sibling", "child", "grandchild", "other node", "own job"),
+        *("rank", "rank without parent", "of another launcher"),
+        *("of a launcher that is known", "orphan", "unknown", "gone"),
+        *("dead thread", "thread that lives", "lives"),
+    ],
+)
+def test_strangers(is_kin, dead):
+    """
+    A zombie without a rank is of a job only if it descends from its launcher.
+    """
+    job = [
+        process(10, job="a", rank=0, parent=5, role="rank"),
+        process(11, job="a", rank=1, parent=5, role="rank"),
+        process(31, parent=10, role="child"),
+        process(60, parent=1, role="launcher"),
+    ]
+
+    left = without_strangers([*job, dead])
+
+    assert [10, 11, 31, 60, *[12] * is_kin] == [p.pid for p in left]
+
+
+@pytest.mark.parametrize("job", ["a", ""])
+@pytest.mark.parametrize(
+    ("parent", "expected"), [(5, Cause.DEAD), (70, Cause.COLLECTIVE_WAIT)]
+)
+def test_zombie_is_no_verdict(job, parent, expected):
+    """
+    Nobody waits for a zombie of another job.
+    """
+    wait = ("all_reduce", "torch/distributed/distributed_c10d.py", 1)
+    lines = (StackFrame(*wait), StackFrame("train", "a.py", 3))
+    thread = ThreadStack(name="", frames=lines, is_main=True)
+    ranks = [
+        attrs.evolve(
+            process(10 + n, job=job, rank=n, parent=5, role="rank"),
+            threads=(thread,),
+        )
+        for n in range(3)
+    ]
+
+    first, *_ = explain_stacks([*ranks, zombie(20, parent)])
+
+    assert expected is first.cause
+
+
+def test_only_zombies():
+    """
+    Where there are no ranks, the dead are all there is.
+    """
+    (found,) = explain_stacks([zombie(20, 7)])
+
+    assert Cause.DEAD is found.cause
 
 
 def finding(*sources):

@@ -15,7 +15,7 @@ import attrs
 
 from ..findings import Cause, Finding
 from .family import find_family
-from .jobs import split_jobs
+from .jobs import split_jobs, without_strangers
 from .look import Looker, explain_process
 from .model import ProcessStacks
 from .rules import read_rules
@@ -60,7 +60,7 @@ def explain_stacks(
         RulesError: A file of rules cannot be used.
     """
     looker = Looker(read_rules(rules), SourceLines())
-    known = tuple(stacks)
+    known = without_strangers(stacks)
     jobs = split_jobs(known)
     if len(jobs.keys() - {""}) < 2:
         return judge(known, looker)

@@ -14,9 +14,15 @@ from ..findings import Finding
 from .model import ProcessStacks
 
 
-__all__ = ["is_same_job", "members_of_job", "split_jobs"]
+__all__ = [
+    "is_same_job",
+    "members_of_job",
+    "split_jobs",
+    "without_strangers",
+]
 
 _MOST_ANCESTORS = 16
+_DEAD = frozenset({"", "Z", "X", "x"})
 
 _Place = tuple[str | None, int]
 
@@ -60,6 +66,48 @@ def split_jobs(
         del split[""]
         split.update(_by_parent(nameless))
     return split
+
+
+def without_strangers(
+    processes: Iterable[ProcessStacks],
+) -> tuple[ProcessStacks, ...]:
+    """
+    Leave out the dead that have nothing to do with any rank.
+
+    A zombie has lost its environment, so that only its ancestors tell whose it
+    was.
+
+    Args:
+        processes: The processes of any number of jobs.
+
+    Returns:
+        All the others, and everybody on nodes without ranks.
+    """
+    known = tuple(processes)
+    kin: dict[_Place, str] = {}
+    for rank in known:
+        if rank.rank is not None and rank.parent_pid is not None:
+            kin[rank.host, rank.pid] = kin[rank.host, rank.parent_pid] = "kin"
+    hosts = {host for host, _ in kin}
+    parents = {(p.host, p.pid): p.parent_pid for p in known}
+    return tuple(
+        p
+        for p in known
+        if p.host not in hosts
+        or not _is_nameless(p)
+        or _inherited(p, parents, kin)
+    )
+
+
+def _is_nameless(process: ProcessStacks) -> bool:
+    """
+    Whether a process has ended, and does not tell whose it was.
+    """
+    if process.job or process.state not in _DEAD - {""}:
+        return False
+    # The first thread may end before the others do.
+    lives = any(t.frames or t.state not in _DEAD for t in process.threads)
+    return process.rank is None and not lives
 
 
 def members_of_job(
