@@ -270,6 +270,110 @@ class TestAlone:
             diagnose(tmp_path)
 
 
+TIMED_OUT = """\
+[rank{rank}]: Traceback (most recent call last):
+[rank{rank}]:   File "/job/train.py", line 41, in <module>
+[rank{rank}]:     exchange()
+[rank{rank}]:   File "/job/train.py", line 17, in exchange
+[rank{rank}]:     {code}
+{more}\
+[rank{rank}]: RuntimeError: [/pytorch/gloo/transport/tcp/unbound_buffer.cc:78] \
+Timed out waiting 10000ms for recv operation to complete
+"""
+INSIDE = """\
+[rank{rank}]:   File "/lib/torch/distributed/distributed_c10d.py", line 2799, \
+in recv
+[rank{rank}]:     work.wait()
+"""
+
+
+class TestTimedOut:
+    @pytest.mark.parametrize(
+        ("code", "more", "where"),
+        [
+            ("dist.recv(x, 1)", INSIDE, "rank {rank} is waiting in recv"),
+            (
+                "dist.irecv(x, 1).wait()",
+                "",
+                "rank {rank} is waiting in irecv in exchange (train.py:17)",
+            ),
+            (
+                "dist.isend(x, 1).wait()",
+                "",
+                "rank {rank} is waiting in isend in exchange (train.py:17)",
+            ),
+            ("req.wait()", "", "rank {rank} in exchange (train.py:17)"),
+        ],
+        ids=["recv", "irecv", "isend", "handle"],
+    )
+    @pytest.mark.parametrize("rank", [0, 3])
+    def test_one(self, tmp_path, code, more, where, rank):
+        """
+        A message that never came is told as the log tells it, with the line
+        at which it was waited for.
+        """
+        text = TIMED_OUT.format(
+            rank=rank, code=code, more=more.format(rank=rank)
+        )
+        (tmp_path / "train.log").write_text(text)
+
+        verdict = diagnose(tmp_path / "train.log").verdict
+
+        assert Cause.COLLECTIVE_TIMEOUT is verdict.cause
+        assert f"rank {rank} waited" in verdict.summary
+        assert "within 10 s" in verdict.summary
+        assert where.format(rank=rank) in verdict.summary
+        assert ("exchange", 17) == (
+            verdict.location.function,
+            verdict.location.line,
+        )
+
+    def test_several(self, tmp_path):
+        """
+        Sends and receives are calls, and no collectives.
+        """
+        (tmp_path / "train.log").write_text(
+            "".join(
+                TIMED_OUT.format(rank=rank, code=code, more="")
+                for rank, code in (
+                    (0, "dist.irecv(x, 1).wait()"),
+                    (2, "dist.isend(x, 1).wait()"),
+                )
+            )
+        )
+
+        verdict = diagnose(tmp_path / "train.log").verdict
+
+        assert Cause.COLLECTIVE_TIMEOUT is verdict.cause
+        assert "ranks 0,2 waited" in verdict.summary
+        assert "ranks are in different calls" in verdict.summary
+
+    @pytest.mark.parametrize(
+        ("ranks", "where"), [((), None), ((1,), None)], ids=["who", "where"]
+    )
+    def test_nothing_to_add(self, ranks, where):
+        """
+        Stacks that tell neither who nor where add nothing.
+        """
+        timeout = finding(Cause.COLLECTIVE_TIMEOUT, 1)
+        told = attrs.evolve(finding(Cause.UNKNOWN, *ranks), location=where)
+
+        joined = join_logs(by_dumps(told), scanned(timeout))
+
+        assert timeout == joined.verdict
+
+    def test_alive(self):
+        """
+        Who was seen to wait is not dead of what its log tells.
+        """
+        timeout = finding(Cause.COLLECTIVE_TIMEOUT, 1)
+        told = finding(Cause.COLLECTIVE_WAIT, 1)
+
+        joined = join_logs(by_dumps(told), scanned(timeout), alive={1})
+
+        assert told == joined.verdict
+
+
 class TestOrder:
     def test_kinds(self):
         """

@@ -13,7 +13,7 @@ from ..findings import Cause, Finding
 from ..ranks import fold_ranks
 from .alike import group_alike
 from .model import ProcessStacks
-from .operation import is_receiving, operation_of
+from .operation import is_message, is_receiving, operation_of
 from .view import ProcessView
 from .wording import agree, finding, names_of, say
 
@@ -89,8 +89,10 @@ def _mismatch(groups: Sequence[Views]) -> Finding:
         place = f" in {where.brief}" if where else ""
         doing = agree(processes, f"is waiting in {op}")
         said.append(f"{names_of(processes)} {doing}{place}")
+    ops = [operation_of(group[0]) for group in ordered]
+    what = "calls" if any(map(is_message, ops)) else "collectives"
     changes = {
-        "summary": f"ranks are in different collectives: {'; '.join(said)}",
+        "summary": f"ranks are in different {what}: {'; '.join(said)}",
         "confidence": "possible",
         "location": ordered[0][0].location,
     }

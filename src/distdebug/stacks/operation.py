@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import re
 
+from collections.abc import Sequence
+
+from .model import StackFrame
 from .places import is_native, last_name
 from .view import ProcessView
 
 
-__all__ = ["is_receiving", "operation_of"]
+__all__ = ["is_message", "is_receiving", "operation_of"]
 
 _COMMUNICATION = re.compile(
     r"(^|/)(torch/(_ops|distributed/(?!elastic|launcher|checkpoint|fsdp)[\w/]+"
@@ -35,6 +38,8 @@ _WRAPPERS = frozenset(
         "__torch_function__",
     }
 )
+_MESSAGE = re.compile(r"\b(i(?:send|recv))\(.{0,400}\)\.wait\(")
+_P2P = re.compile(r"(^|_)i?(send|recv)(_|$)|^(receive|batch_isend_irecv)")
 _RECEIVES = re.compile(
     r"(^|_)i?recv(_|$)|^receive|^recv_(forward|backward|prev|next|object)"
 )
@@ -62,7 +67,26 @@ def operation_of(view: ProcessView) -> str:
         innermost = innermost or name
         if name not in _WRAPPERS:
             found = name
-    return found or innermost
+    return found or innermost or _message_of(frames)
+
+
+def _message_of(frames: Sequence[StackFrame]) -> str:
+    """
+    Name the message that a line waits for, as torch itself has no line there.
+    """
+    line = next((f.code for f in frames if not is_native(f)), "")
+    told = _MESSAGE.search(line)
+    return told[1] if told else ""
+
+
+def is_message(operation: str) -> bool:
+    """
+    Whether a call concerns one other rank only.
+
+    Args:
+        operation: What :func:`operation_of` returned.
+    """
+    return bool(_P2P.search(operation))
 
 
 def is_receiving(view: ProcessView) -> bool:

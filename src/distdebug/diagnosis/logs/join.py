@@ -30,6 +30,16 @@ _FATAL = frozenset(
     }
 )
 _ENDS = frozenset({Cause.KILLED, Cause.ACTOR_DIED})
+# Where a process waited that is dead by now, and what its log says of that.
+_VAIN = frozenset(
+    {Cause.UNKNOWN, Cause.COLLECTIVE_WAIT, Cause.RENDEZVOUS_WAIT}
+)
+_TIMED_OUT = frozenset(
+    {
+        *(Cause.RANK_NOT_ARRIVED, Cause.COLLECTIVE_TIMEOUT),
+        Cause.RENDEZVOUS_TIMEOUT,
+    }
+)
 # Names of actors stay as they are.
 _CAPITALS = ("Rank ", "Ranks ", "A ", "An ", "The ", "Node ", "Worker ")
 _QUIET = Finding(
@@ -122,6 +132,10 @@ def join_logs(
             verdict = _explained(told, cause, is_sure=is_sure)
             return _with_verdict(diagnosis, verdict, first, cause)
 
+    if told.cause in _VAIN and not alive and findings[0].cause in _TIMED_OUT:
+        verdict = _with_places(findings[0], told)
+        return _with_verdict(diagnosis, verdict, findings, findings[0])
+
     if told.cause is not Cause.UNKNOWN and not told.cause.is_fine:
         # What followed is no news where the reason is known.
         return attrs.evolve(diagnosis, findings=(*diagnosis.findings, *first))
@@ -172,6 +186,23 @@ def _explained(told: Finding, cause: Finding, *, is_sure: bool) -> Finding:
         location=told.location or cause.location,
         remedy=cause.remedy or told.remedy,
         evidence=(*cause.evidence, *told.evidence),
+    )
+
+
+def _with_places(timeout: Finding, told: Finding) -> Finding:
+    """
+    Add to a time-out where in their code the ranks had waited.
+    """
+    where = told.summary
+    if told.cause is Cause.UNKNOWN:
+        if told.location is None or not told.ranks:
+            return timeout
+        where = f"{ranks_text(told.ranks)} in {told.location.brief}"
+    return attrs.evolve(
+        timeout,
+        summary=f"{timeout.summary.rstrip('.')}; {where}",
+        location=timeout.location or told.location,
+        evidence=(*timeout.evidence, *told.evidence),
     )
 
 
