@@ -38,7 +38,7 @@ def wait_until(
     while time.monotonic() < deadline:
         if condition():
             return True
-        time.sleep(0.01)
+        time.sleep(0.1)
     return False
 
 

@@ -3,8 +3,8 @@ One rank of a job that watches itself, and comes to a stop or does not.
 
 Usage: watch_rank.py CAUSE FOLDER
 
-CAUSE is ``io``, ``order``, ``lock``, ``gil``, or ``none``; everything is put
-into FOLDER.  In the environment are RANK and WORLD_SIZE.
+CAUSE is ``io``, ``order``, ``lock``, ``gil``, ``recv``, or ``none``; everything
+is put into FOLDER.  In the environment are RANK and WORLD_SIZE.
 """
 
 from __future__ import annotations
@@ -67,8 +67,11 @@ def hang(cause, folder):
     Stop in a certain way.
     """
     rank = dist.get_rank()
-    if cause == "io" and rank == 2:
+    if (cause, rank) in {("io", 2), ("recv", 3)}:
         read_shard(folder / "shard")
+    if cause == "recv":
+        # Each from the next one, which Gloo does not record.
+        dist.recv(torch.ones(1), src=rank + 1)
     if cause == "gil" and rank == 1:
         tokenize()
     if cause == "lock" and rank == 3:
