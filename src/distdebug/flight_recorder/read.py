@@ -92,13 +92,7 @@ def read_dumps(
         *(p for p in found.problems if p.what == "sidecar"),
     ]
     if not (by_rank or problems or plan.sidecars or plan.skipped):
-        if not any(map(os.path.lexists, places)):
-            msg = f"no such file or folder: {list_text(places)}"
-            raise NoDumpsError(msg, remedy=_TYPO)
-
-        reasons = "".join(f" ({p.reason})" for p in found.problems)
-        msg = f"no Flight Recorder dumps in {', '.join(places)}{reasons}"
-        raise NoDumpsError(msg, remedy=_REMEDY)
+        raise _nothing(places, found.problems)
 
     problems += [p for p in found.problems if p.what != "sidecar"]
     return Dumps(
@@ -112,6 +106,21 @@ def read_dumps(
         world_size=_world_size(plan.sidecars, by_rank),
         read_frames=_read_frames,
     )
+
+
+def _nothing(
+    places: Sequence[str], problems: Iterable[Missing]
+) -> NoDumpsError:
+    """
+    Say why there is nothing to read.
+    """
+    if not any(map(os.path.lexists, places)):
+        msg = f"no such file or folder: {list_text(places)}"
+        return NoDumpsError(msg, remedy=_TYPO)
+
+    reasons = "".join(f" ({p.reason})" for p in problems)
+    msg = f"no Flight Recorder dumps in {', '.join(places)}{reasons}"
+    return NoDumpsError(msg, remedy=_REMEDY)
 
 
 def _places(path: Path | Iterable[Path]) -> list[str]:

@@ -157,15 +157,19 @@ def watch(  # noqa: PLR0913 each can be left out
         None if sense is None else a_function(sense, "sense"),
     )
     if config.enabled:
-        try:
-            started.start(loop)
-        except BaseException:  # Ctrl-C: nobody would close it
-            started.close()
-            raise
+        _start(started, loop)
     else:
         text = "the configuration of the watch does not enable it"
         say(logging.INFO, text)
     return started
+
+
+def _start(watch: Watch, loop: Callable[..., object]) -> None:
+    try:
+        watch.start(loop)
+    except BaseException:  # Ctrl-C: nobody would close it
+        watch.close()
+        raise
 
 
 def _dump_dir(given: str | os.PathLike[str] | None) -> Path | None:
