@@ -98,7 +98,7 @@ def _where(evidence: Evidence) -> str:
     return ", ".join(filter(None, parts)) + ": " if any(parts) else ""
 
 
-def group_order(d: Diagnosis) -> Callable[[GroupProgress], object]:
+def group_order(d: Diagnosis) -> Callable[[GroupProgress], tuple[int, ...]]:
     """
     Which groups are to be read first?
 
@@ -114,7 +114,7 @@ def group_order(d: Diagnosis) -> Callable[[GroupProgress], object]:
     verdict = d.verdict.group
     blamed = frozenset(d.verdict.ranks)
 
-    def key(g: GroupProgress) -> object:
+    def key(g: GroupProgress) -> tuple[int, ...]:
         return (
             not (g.waiting or g.absent),
             verdict is None
