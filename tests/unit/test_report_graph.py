@@ -31,6 +31,7 @@ from distdebug.report.sections.graph.folding import circles, fold
 from distdebug.report.sections.graph.layout import lay_out
 from distdebug.report.sections.graph.routes import HEIGHT, WIDTH
 from distdebug.report.sections.graph.words import (
+    box_note,
     few_ranks,
     many_ranks,
     sentences,
@@ -539,6 +540,30 @@ def test_what_else_is_told_of_a_rank(cause, kind, note):
 
     box = next(box for box in boxes if box["name"] == "rank 0")
     assert (kind, note) == (box["kind"], box["note"])
+
+
+def test_suspects_of_several_findings():
+    """
+    Each is said to be at fault for what it did, and they wait as well.
+    """
+    found = [
+        Finding(cause=cause, ranks=(rank,), summary="")
+        for rank, cause in (
+            (1, Cause.GPU_OUT_OF_MEMORY),
+            (2, Cause.RANK_CRASHED),
+        )
+    ]
+
+    section = graph_section(
+        stuck(wait([0, 1, 2], [3]), ranks=(3,), findings=found)
+    )
+
+    notes = {box["name"]: box["note"] for box in section.values["boxes"]}
+    assert "3 ranks wait for rank 3" == section.summary
+    assert "gpu out of memory" == notes["rank 1"]
+    assert "crashed" == notes["rank 2"]
+    both = Box(ranks=(1, 2), role="suspect")
+    assert "several findings" == box_note(both, found)
 
 
 def test_hundreds_of_waits_of_their_own():

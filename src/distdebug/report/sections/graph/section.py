@@ -136,7 +136,8 @@ def _summary(graph: Graph, rings: list[list[int]]) -> str:
     culprits = [b for b in graph.boxes if b.role == "culprit"]
     at_fault = sorted({r for b in culprits for r in b.ranks})
     boxes = [graph.boxes[i] for i in sorted({a for a, _ in graph.arrows})]
-    waiting = {r for b in boxes if b.role == "victim" for r in b.ranks}
+    waiting = {r for b in boxes if not b.waits for r in b.ranks}
+    waiting.difference_update(at_fault)
     if rings:
         return "a circle: nobody can go on"
     if not at_fault:

@@ -84,14 +84,16 @@ def box_note(box: Box, findings: Sequence[Finding]) -> str:
 
 
 def _fault(box: Box, findings: Sequence[Finding]) -> str:
-    for finding in findings:
-        if box.ranks[0] in finding.ranks:
-            if box.is_lost:
-                return "left no dump"
-            plain = str(finding.cause).replace("_", " ")
-            return _FAULTS.get(finding.cause, plain)
+    if box.is_lost:
+        return "left no dump"
 
-    return "at fault"
+    first = {r: f.cause for f in reversed(findings) for r in f.ranks}
+    causes = {first[r] for r in box.ranks if r in first}
+    if len(causes) != 1:
+        return "several findings" if causes else "at fault"
+
+    (cause,) = causes
+    return _FAULTS.get(cause, str(cause).replace("_", " "))
 
 
 def _groups(waits: Sequence[Wait]) -> str:
