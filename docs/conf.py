@@ -48,6 +48,7 @@ nitpick_ignore = [
     # Variables of types, and names of types that autodoc does not follow.
     ("py:class", "distdebug.bundle.debug_server.asking.Content"),
     ("py:class", "Hook"),
+    ("py:class", "pd.DataFrame"),
 ]
 nitpick_ignore_regex = [
     ("py:.*", rf"({package})(\..*)?")

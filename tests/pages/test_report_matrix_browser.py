@@ -12,6 +12,7 @@ import pytest
 from distdebug import diagnose
 from distdebug.report import write_report
 from distdebug.testing import SimulatedJob, make_dumps
+from large_job import write_dumps
 
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -116,6 +117,41 @@ def point_at(page, row, column):
     box = page.locator(".matrix-field > canvas").bounding_box()
     page.mouse.move(box["x"] + at["x"], box["y"] + at["y"])
     return box["x"] + at["x"], box["y"] + at["y"]
+
+
+@pytest.fixture(scope="module")
+def cascade(tmp_path_factory):
+    """
+    The report on a large job in which many kinds of ranks wait.
+    """
+    folder = tmp_path_factory.mktemp("cascade")
+    write_dumps(folder, 512, entries=300)
+    return write_report(diagnose(folder), folder / "report.html")
+
+
+@pytest.mark.parametrize("width", [400, 1200])
+def test_picture_of_a_large_job(browser, cascade, width):
+    """
+    Names stay in their boxes, and who is at fault is seen at once.
+    """
+    page = browser.new_page(viewport={"width": width, "height": 900})
+
+    page.goto(cascade.as_uri())
+    page.wait_for_selector(".matrix-field > canvas[data-drawn]")
+    wide = page.evaluate(
+        "[...document.querySelectorAll('#graph .box')]"
+        ".filter((box) => box.checkVisibility())"
+        ".filter((box) => [...box.querySelectorAll('text')].some((text) =>"
+        " text.getBBox().x + text.getBBox().width > 172))"
+        ".map((box) => box.textContent)"
+    )
+    kind = "tall" if width < 640 else "wide"
+    culprit = page.locator(f"#graph .is-{kind} .box.culprit").bounding_box()
+
+    assert page.locator(f"#graph .is-{kind} .box").count() > 12
+    assert [] == wide
+    assert 0 <= culprit["x"] <= width - culprit["width"]
+    page.close()
 
 
 def test_cells_have_the_colors_of_their_states(page):

@@ -31,6 +31,8 @@ from distdebug.report.sections.graph.folding import circles, fold
 from distdebug.report.sections.graph.layout import lay_out
 from distdebug.report.sections.graph.routes import HEIGHT, WIDTH
 from distdebug.report.sections.graph.words import (
+    box_note,
+    few_ranks,
     many_ranks,
     sentences,
     shortened,
@@ -540,6 +542,30 @@ def test_what_else_is_told_of_a_rank(cause, kind, note):
     assert (kind, note) == (box["kind"], box["note"])
 
 
+def test_suspects_of_several_findings():
+    """
+    Each is said to be at fault for what it did, and they wait as well.
+    """
+    found = [
+        Finding(cause=cause, ranks=(rank,), summary="")
+        for rank, cause in (
+            (1, Cause.GPU_OUT_OF_MEMORY),
+            (2, Cause.RANK_CRASHED),
+        )
+    ]
+
+    section = graph_section(
+        stuck(wait([0, 1, 2], [3]), ranks=(3,), findings=found)
+    )
+
+    notes = {box["name"]: box["note"] for box in section.values["boxes"]}
+    assert "3 ranks wait for rank 3" == section.summary
+    assert "gpu out of memory" == notes["rank 1"]
+    assert "crashed" == notes["rank 2"]
+    both = Box(ranks=(1, 2), role="suspect")
+    assert "several findings" == box_note(both, found)
+
+
 def test_hundreds_of_waits_of_their_own():
     """
     What does not fit is counted, and those at fault are never left out.
@@ -555,6 +581,21 @@ def test_hundreds_of_waits_of_their_own():
     assert 24 >= len(boxes)
     assert "rank 401" in {b["name"] for b in boxes if b["kind"] == "culprit"}
     assert section.values["told"][-1].startswith("Calls queued behind these")
+    assert "300 ranks wait for rank 401" == section.summary
+
+
+def test_calls_are_shown_with_who_waits():
+    """
+    No call is left over of which all that wait are left out.
+    """
+    waits = [wait([i], [i + 1], group="g", seq=1) for i in range(40)]
+
+    for most in range(2, 24):
+        graph = fold(graph_of(stuck(*waits, ranks=(40,))), few=0, most=most)
+        entered = {b for _, b in graph.arrows}
+        assert all(
+            i in entered for i, box in enumerate(graph.boxes) if box.waits
+        )
 
 
 def test_many_sentences_are_counted():
@@ -739,6 +780,9 @@ def test_longest_ranks():
     assert text.startswith("1,000 ranks (0,2,4,")
     assert text.endswith(",…)")
     assert "ranks 0-3" == many_ranks(range(4))
+    assert "ranks 384-388,…" == few_ranks("ranks 384-388,390-396", 18)
+    assert "ranks 0-3,8" == few_ranks("ranks 0-3,8", 11)
+    assert "ranks 1234567…" == few_ranks("ranks 123456789-987654321", 14)
     assert "abc…" == shortened("abcdefgh", 4)
     assert "all_ga… #4280" == shortened("all_gather_into #4280", 13)
 

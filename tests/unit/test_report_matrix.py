@@ -687,6 +687,27 @@ def test_dumps_of_active_calls(tmp_path):
     )
 
 
+def test_groups_of_who_is_blamed_come_first(tmp_path):
+    """
+    The tables are about the groups of the culprit, not of those behind it.
+    """
+    job = SimulatedJob(32)
+    rows = [job.new_group(range(i, i + 4), "tp") for i in range(0, 32, 4)]
+    columns = [job.new_group(range(i, 32, 4), "dp") for i in range(4)]
+    for group in (*rows, *columns):
+        job.collective("all_reduce", group)
+    job.collective("all_gather", rows[5], ranks=[20, 21, 23])
+    for column in columns:
+        ranks = [r for r in column.ranks if r not in rows[5].ranks]
+        job.collective("all_reduce", column, ranks=ranks)
+
+    tables = matrix_section(seen_in(tmp_path, job)).values["tables"]
+
+    assert [("tp", 22), ("dp", 22)] == [
+        (table.name, table.rows[0].first) for table in tables[:2]
+    ]
+
+
 def test_many_stuck_groups(tmp_path):
     """
     Few groups have a table; the others are counted.

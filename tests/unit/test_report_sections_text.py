@@ -158,6 +158,35 @@ class TestProgress:
         assert (("waiting", 50.0), ("absent", 50.0)) == first.shares
         assert (("fine", 100.0),) == second.shares
 
+    def test_blamed_first(self):
+        """
+        Hundreds that are stuck behind others do not hide those that matter.
+        """
+        behind = [
+            group(
+                str(n),
+                ranks=(n, n + 1, n + 2),
+                waiting=(n, n + 1),
+                absent=(n + 2,),
+            )
+            for n in range(10, 300)
+        ]
+        blamed = group("blamed", ranks=(3, 4), waiting=(4,), absent=(3,))
+        named = group("named", ranks=(3, 5), waiting=(5,), absent=(3,))
+        verdict = attrs.evolve(
+            VERDICT, group=GroupRef(name="named", desc="tp", ranks=(3, 5))
+        )
+        found = Diagnosis(verdict=verdict, groups=(*behind, blamed, named))
+
+        rows = progress_section(found).values["rows"]
+        lines = str(found).splitlines()
+
+        assert ["named", "blamed"] == [row.name for row in rows[:2]]
+        table = lines[
+            next(n for n, x in enumerate(lines) if x[:5] == "-----") :
+        ]
+        assert ["named:", "blamed:"] == [x.split()[0] for x in table[1:3]]
+
     def test_folded(self):
         """
         Groups that got equally far are one row; stuck ones each have theirs.

@@ -38,7 +38,10 @@ from distdebug.debugger.client.model import (
     Process,
     Silent,
 )
-from distdebug.debugger.ray_debugger.model import RayDebuggerCheck
+from distdebug.debugger.ray_debugger.model import (
+    RayDebuggerCheck,
+    RayDebugSession,
+)
 from distdebug.diagnosis.preflight import PreflightReport
 from distdebug.diagnosis.snapshot import Snapshot
 from distdebug.errors import MissingDependencyError
@@ -61,6 +64,7 @@ from distdebug.health.model import EnvironmentHealth, NodeFacts, NodeHealth
 from distdebug.logscan.collectives.logs import CollectiveLogs
 from distdebug.logscan.collectives.model import NcclNote
 from distdebug.logscan.scan import scan_logs
+from distdebug.nodes.model import NodeResult, NodeStatus
 from distdebug.nsight.doctor import NsysHealth
 from distdebug.nsight.patch.model import PatchStatus
 from distdebug.nsight.reports.model import Collected, NsysReport, NsysReports
@@ -68,6 +72,7 @@ from distdebug.nsight.reports.summarize import ReportRow, ReportSummary
 from distdebug.processes.model import Worker
 from distdebug.raylogs.deaths.model import Death, Deaths
 from distdebug.raylogs.driver.read import read_driver_log
+from distdebug.raylogs.model import RaySession, WorkerLog
 from distdebug.stacks.merge import merge_stacks
 from distdebug.stacks.model import ProcessStacks, StackFrame, ThreadStack
 from distdebug.startup.detect import detect_phase
@@ -105,6 +110,12 @@ def _stacks(number: int = 2) -> tuple[ProcessStacks, ...]:
             threads=(ThreadStack(name="", frames=frames[rank % 2 :]),),
         )
         for rank in range(number)
+    )
+
+
+def _session() -> RaySession:
+    return RaySession(
+        root=Path("/s"), logs=Path("/s/logs"), name=HOSTILE, host=HOSTILE
     )
 
 
@@ -211,6 +222,14 @@ SAMPLES = {
     "NodeHealth": lambda _: NodeHealth(
         facts=NodeFacts(host=HOSTILE, taken=0.0), findings=(_finding(),)
     ),
+    "NodeResult": lambda _: NodeResult(
+        host=HOSTILE,
+        status=NodeStatus.FAILED,
+        value={"a": 1},
+        output=f"one\n{HOSTILE}",
+        reason=HOSTILE,
+        remedy="look at the node",
+    ),
     "NsysHealth": lambda _: NsysHealth(
         checks=(_CHECK,), findings=(_finding(),)
     ),
@@ -220,8 +239,15 @@ SAMPLES = {
     "PatchStatus": lambda _: PatchStatus(state="absent", detail=HOSTILE),
     "PhaseReport": lambda folder: detect_phase(_log(folder)),
     "PreflightReport": lambda _: PreflightReport((_CHECK,)),
+    "ProcessCapture": lambda _: attrs.evolve(
+        _capture().processes[0], remedy=HOSTILE
+    ),
     "ProcessStacks": lambda _: _stacks()[0],
+    "RayDebugSession": lambda _: RayDebugSession(
+        kind="debugpy", host="a", port=1, node=HOSTILE, note=HOSTILE
+    ),
     "RayDebuggerCheck": lambda _: RayDebuggerCheck(checks=(_CHECK,)),
+    "RaySession": lambda _: _session(),
     "Timeline": lambda _: Timeline(
         path=HOSTILE,
         size=1,
@@ -257,6 +283,12 @@ SAMPLES = {
         Path("/tmp"), _diagnosis(), Manifest(version="1", created=0.0)
     ),
     "StackTree": lambda _: merge_stacks(_stacks()),
+    "Worker": lambda _: attrs.evolve(
+        _capture().processes[0].worker, coordinates=((HOSTILE, 1),)
+    ),
+    "WorkerLog": lambda _: WorkerLog(
+        session=_session(), worker_id="w", pid=7, actor_name=HOSTILE
+    ),
 }
 
 
@@ -371,9 +403,7 @@ class TestEveryResult:
 
         assert str(result) == shown
 
-    @pytest.mark.parametrize(
-        "name", sorted(SAMPLES.keys() - {"RecorderSettings"})
-    )
+    @pytest.mark.parametrize("name", sorted(SAMPLES))
     def test_frame(self, name, tmp_path):
         """
         Every result is a data frame with one row per record.

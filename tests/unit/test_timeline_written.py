@@ -215,6 +215,23 @@ class TestWhoIsLate:
         assert {2} == {a["pid"] for a, _ in drawn.arrows}
         assert made.arrows_left_out > 30
 
+    def test_arrows_of_wrong_clocks(self, tmp_path):
+        """
+        What only a wrong clock makes long takes no arrow from real waits.
+        """
+        job = SimulatedJob(4)
+        pair = job.new_group([2, 3], "pair")
+        for _ in range(30):
+            job.wait(0.01)
+            job.collective("all_reduce")
+            job.collective("all_reduce", pair, late={3: 0.005})
+        folder = _written(tmp_path / "d", job, clock_offsets_s={1: 0.011})
+
+        _, drawn = _draw(folder, tmp_path / "t.json", most_arrows=8)
+
+        assert 4 == len(drawn.arrows)
+        assert {(3, 2)} == {(a["pid"], b["pid"]) for a, b in drawn.arrows}
+
     def test_arrows_of_large_groups(self, tmp_path):
         """
         Of a call of many ranks, some are joined.

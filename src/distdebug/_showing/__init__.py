@@ -10,7 +10,7 @@ from __future__ import annotations
 from .as_html import blocks_html
 from .as_text import blocks_text
 from .blocks import Block, Branch, Entries, Entry, Lines, Table, Tree
-from .shown import Shown
+from .shown import Shown, frame_of
 
 
 __all__ = [
@@ -24,4 +24,5 @@ __all__ = [
     "Tree",
     "blocks_html",
     "blocks_text",
+    "frame_of",
 ]

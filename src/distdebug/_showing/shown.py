@@ -18,7 +18,27 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-__all__ = ["Shown"]
+__all__ = ["Shown", "frame_of"]
+
+
+def frame_of(records: list[dict[str, Any]]) -> pd.DataFrame:
+    """
+    Make a data frame of *pandas*, which is loaded only now.
+
+    Args:
+        records: One plain dictionary per row.
+
+    Raises:
+        MissingDependencyError: *pandas* is not installed.
+    """
+    try:
+        import pandas as pd
+    except ImportError as exc:
+        message = "a data frame needs pandas"
+        remedy = 'pip install "distdebug[notebook]"'
+        raise MissingDependencyError(message, remedy=remedy) from exc
+
+    return pd.DataFrame.from_records(records)
 
 
 class Shown:
@@ -74,14 +94,7 @@ class Shown:
         Raises:
             MissingDependencyError: *pandas* is not installed.
         """
-        try:
-            import pandas as pd
-        except ImportError as exc:
-            message = "a data frame needs pandas"
-            remedy = 'pip install "distdebug[notebook]"'
-            raise MissingDependencyError(message, remedy=remedy) from exc
-
-        return pd.DataFrame.from_records(self.to_records())
+        return frame_of(self.to_records())
 
     def __str__(self) -> str:
         return self.to_text()

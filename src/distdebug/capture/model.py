@@ -82,7 +82,7 @@ class Attempt:
 
 
 @attrs.frozen(kw_only=True)
-class ProcessCapture:
+class ProcessCapture(Shown):
     """
     One process, and what could be learned about it.
 
@@ -123,6 +123,17 @@ class ProcessCapture:
             rank=self.worker.rank,
             source=f"pid {self.worker.pid}",
         )
+
+    def to_dict(self) -> dict[str, Any]:
+        """
+        Plain data: the process, and what was tried; stacks have their own.
+        """
+        return _record(self)
+
+    def _blocks_(self) -> Iterable[Block]:
+        yield from self.stacks._blocks_()
+        told = f"{self.status}: {self.remedy}" if self.remedy else self.status
+        yield f"looked at: {told}"
 
 
 @attrs.frozen(kw_only=True)
@@ -208,8 +219,7 @@ class Capture(Shown):
 
 def _record(process: ProcessCapture) -> dict[str, Any]:
     return {
-        **attrs.asdict(process.worker),
-        "coordinates": dict(process.worker.coordinates),
+        **process.worker.to_dict(),
         "state": process.stacks.state,
         "status": process.status.value,
         "remedy": process.remedy or None,

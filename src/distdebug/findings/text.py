@@ -6,7 +6,7 @@ The verdict comes first, and its first line alone is fit for a ticket.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from .._showing import Block, Entries, Entry, Lines, Table
 from .._text import clean
@@ -19,6 +19,7 @@ __all__ = [
     "finding_entries",
     "finding_entry",
     "group_block",
+    "group_order",
     "missing_block",
 ]
 
@@ -41,7 +42,7 @@ def diagnosis_blocks(d: Diagnosis) -> Iterator[Block]:
     others = [f for f in d.findings if f != d.verdict]
     yield Entries([finding_entry(f, before="also:") for f in others])
     if d.groups:
-        yield group_block(d.groups)
+        yield group_block(sorted(d.groups, key=group_order(d)))
     if d.victims:
         yield f"merely waiting: {ranks_text(d.victims)}"
     yield missing_block(d.missing)
@@ -97,17 +98,42 @@ def _where(evidence: Evidence) -> str:
     return ", ".join(filter(None, parts)) + ": " if any(parts) else ""
 
 
+def group_order(d: Diagnosis) -> Callable[[GroupProgress], tuple[int, ...]]:
+    """
+    Which groups are to be read first?
+
+    Of a large job hundreds are stuck, most of them behind a few others.
+
+    Args:
+        d: The diagnosis.
+
+    Returns:
+        A key to sort by: of those that are stuck, first the group of the
+        verdict, then those that wait for whom it blames, then large ones.
+    """
+    verdict = d.verdict.group
+    blamed = frozenset(d.verdict.ranks)
+
+    def key(g: GroupProgress) -> tuple[int, ...]:
+        return (
+            not (g.waiting or g.absent),
+            verdict is None
+            or (g.name, g.ranks) != (verdict.name, verdict.ranks),
+            blamed.isdisjoint(g.absent),
+            -len(g.waiting),
+            -len(g.ranks),
+        )
+
+    return key
+
+
 def group_block(groups: Sequence[GroupProgress]) -> Table:
     """
     What is there to show of the progress of groups?
 
     Args:
-        groups: The groups.
-
-    Returns:
-        A table, the stuck ones first.
+        groups: The groups, what is to be read first first.
     """
-    ordered = sorted(groups, key=lambda g: (not g.waiting, -len(g.ranks)))
     rows = [
         (
             f"{g.name}: {g.desc}" if g.desc else g.name,
@@ -117,7 +143,7 @@ def group_block(groups: Sequence[GroupProgress]) -> Table:
             fold_ranks(g.waiting) if g.waiting else "-",
             fold_ranks(g.absent) if g.absent else "-",
         )
-        for g in ordered
+        for g in groups
     ]
     headers = ("group", "ranks", "completed", "furthest", "waiting", "absent")
     return Table(headers, rows, more="groups")

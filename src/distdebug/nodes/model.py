@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import threading
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
 import attrs
+
+from .._showing import Block, Entries, Entry, Lines, Shown
+from .._text import clean
 
 
 __all__ = [
@@ -36,7 +39,7 @@ class NodeStatus(StrEnum):
 
 
 @attrs.frozen(kw_only=True)
-class NodeResult:
+class NodeResult(Shown):
     """
     What one node answered, or why it did not.
 
@@ -64,6 +67,24 @@ class NodeResult:
     reason: str = ""
     remedy: str = ""
     seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """
+        Plain data; *value* is as it came.
+        """
+        return {
+            **attrs.asdict(self, recurse=False),
+            "status": str(self.status),
+        }
+
+    def _blocks_(self) -> Iterable[Block]:
+        told = {"reason": self.reason, "next": self.remedy}
+        facts = [(label, clean(text)) for label, text in told.items() if text]
+        head = f"{clean(self.host)}: {self.status} after {self.seconds:.1f} s"
+        yield Entries([Entry(head, facts)])
+        yield Lines(
+            [clean(line) for line in self.output.splitlines()], most=20
+        )
 
 
 class Trouble(NamedTuple):

@@ -4,9 +4,13 @@ What is a worker, and what is known about it without touching it?
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterable
+from typing import Any, Literal
 
 import attrs
+
+from .._showing import Block, Entries, Entry, Shown
+from .._text import clean
 
 
 __all__ = ["ProcessState", "Role", "Worker"]
@@ -22,7 +26,7 @@ Role = Literal[
 
 
 @attrs.frozen(kw_only=True)
-class Worker:
+class Worker(Shown):
     """
     A process that belongs to a job.
 
@@ -81,6 +85,20 @@ class Worker:
     coordinates: tuple[tuple[str, int], ...] = ()
     job: str = ""
     source: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """
+        Plain data; coordinates by the name of their dimension.
+        """
+        return {**attrs.asdict(self), "coordinates": dict(self.coordinates)}
+
+    def _blocks_(self) -> Iterable[Block]:
+        who = "" if self.rank is None else f" {self.rank}"
+        facts = [("title", clean(self.title)), ("from", self.framework)]
+        if self.coordinates:
+            mesh = ", ".join(f"{name}={at}" for name, at in self.coordinates)
+            facts.append(("mesh", clean(mesh)))
+        yield Entries([Entry(f"{self.role}{who}, process {self.pid}", facts)])
 
 
 @attrs.frozen(kw_only=True)

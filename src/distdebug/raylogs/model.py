@@ -4,11 +4,13 @@ What is known of a Ray session on one node, and of the logs of its workers?
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import attrs
 
+from .._showing import Block, Shown
 from .._text import clean
 from ..findings import Missing
 from ..findings.plain import as_plain
@@ -18,7 +20,7 @@ __all__ = ["LogPart", "RaySession", "WorkerLog"]
 
 
 @attrs.frozen(kw_only=True)
-class RaySession:
+class RaySession(Shown):
     """
     The folder that Ray keeps on one node for one life of a cluster.
 
@@ -60,9 +62,9 @@ class RaySession:
         """
         return as_plain(self)
 
-    def __str__(self) -> str:
+    def _blocks_(self) -> Iterable[Block]:
         where = f" of {self.host}" if self.host else ""
-        return clean(f"{self.name}{where}: {self.logs}", limit=4096)
+        yield clean(f"{self.name}{where}: {self.logs}", limit=4096)
 
 
 @attrs.frozen(kw_only=True)
@@ -88,7 +90,7 @@ class LogPart:
 
 
 @attrs.frozen(kw_only=True)
-class WorkerLog:
+class WorkerLog(Shown):
     """
     All that one worker process printed, and whose it is.
 
@@ -162,6 +164,6 @@ class WorkerLog:
         """
         return as_plain(self)
 
-    def __str__(self) -> str:
+    def _blocks_(self) -> Iterable[Block]:
         where = f" on {self.session.host}" if self.session.host else ""
-        return clean(f"{self.label} (pid={self.pid}{where})", limit=1000)
+        yield clean(f"{self.label} (pid={self.pid}{where})", limit=1000)

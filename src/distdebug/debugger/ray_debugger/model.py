@@ -22,7 +22,7 @@ EXTENSION = "anyscalecompute.ray-distributed-debugger"
 
 
 @attrs.frozen(kw_only=True)
-class RayDebugSession:
+class RayDebugSession(Shown):
     """
     One process of a Ray cluster that waits for a debugger.
 
@@ -100,9 +100,9 @@ class RayDebugSession:
         data = attrs.asdict(self)
         return {**data, "locations": list(data["locations"])}
 
-    def __str__(self) -> str:
+    def _blocks_(self) -> Iterable[Block]:
         where = self.location.brief if self.location else self.note
-        return (
+        yield (
             f"{self.title}, pid {self.pid} on {clean(self.node)}, "
             f"{clean(self.host)}:{self.port}: {clean(where or 'unknown')}"
         )

@@ -13,6 +13,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import pandas as pd
+
+
 __all__ = ["RecorderSettings", "Setting"]
 
 _HEADERS = ("variable", "value", "action", "reason")
@@ -98,6 +103,23 @@ class RecorderSettings(NamedTuple):
             elif s.action == "unset":
                 lines.append(f"unset {s.name}\n")
         return "".join(lines)
+
+    def to_records(self) -> list[dict[str, Any]]:
+        """
+        One plain dictionary per variable.
+        """
+        return [s._asdict() for s in self.variables]
+
+    def to_frame(self) -> pd.DataFrame:
+        """
+        The records as a data frame of *pandas*.
+
+        Raises:
+            MissingDependencyError: *pandas* is not installed.
+        """
+        from ..._showing import frame_of
+
+        return frame_of(self.to_records())
 
     def _repr_pretty_(self, p: Any, cycle: bool) -> None:  # noqa: FBT001
         p.text("..." if cycle else str(self))

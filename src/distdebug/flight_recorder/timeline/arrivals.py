@@ -21,6 +21,7 @@ __all__ = ["Arrivals", "gather_arrivals"]
 
 # So many arrivals are gathered before those in the same call are merged.
 _BATCH = 1 << 20
+_NEVER = 1 << 62
 
 Columns = dict[str, NDArray[np.int64]]
 
@@ -41,6 +42,8 @@ class Arrivals:
 
         last_rank: Who that was.
 
+        end_ns: When the first rank noted its end; far away if none did.
+
         count: How many ranks have it on record.
     """
 
@@ -49,6 +52,7 @@ class Arrivals:
     first_ns: NDArray[np.int64]
     last_ns: NDArray[np.int64]
     last_rank: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
     count: NDArray[np.int64]
 
     def __len__(self) -> int:
@@ -109,9 +113,12 @@ def gather_arrivals(
         streams = collective_streams(
             dump, membership.by_code[dump.rank], signatures
         )
-        created = dump.entries.created_ns - offsets[dump.rank]
+        entries, ahead = dump.entries, offsets[dump.rank]
+        ends = np.where(entries.completed_ns, entries.completed_ns, _NEVER)
         for group, stream in streams.items():
-            found.append(_arrivals(group, stream, dump.rank, created))
+            created = entries.created_ns[stream.row] - ahead
+            ended = ends[stream.row] - ahead
+            found.append(_arrivals(group, stream, dump.rank, created, ended))
             waiting += len(stream.seq)
         if waiting >= _BATCH:
             found, waiting = [_merged(found)], 0
@@ -125,9 +132,12 @@ def _no_arrivals() -> Columns:
 
 
 def _arrivals(
-    group: int, stream: Stream, rank: int, created: NDArray[np.int64]
+    group: int,
+    stream: Stream,
+    rank: int,
+    arrived: NDArray[np.int64],
+    ended: NDArray[np.int64],
 ) -> Columns:
-    arrived = created[stream.row]
     size = len(arrived)
     return {
         "group": np.full(size, group, np.int64),
@@ -135,6 +145,7 @@ def _arrivals(
         "first_ns": arrived,
         "last_ns": arrived,
         "last_rank": np.full(size, rank, np.int64),
+        "end_ns": ended,
         "count": np.ones(size, np.int64),
     }
 
@@ -162,5 +173,6 @@ def _merged(found: list[Columns]) -> Columns:
         "first_ns": np.minimum.reduceat(rows["first_ns"], first),
         "last_ns": rows["last_ns"][last],
         "last_rank": rows["last_rank"][last],
+        "end_ns": np.minimum.reduceat(rows["end_ns"], first),
         "count": np.add.reduceat(rows["count"], first),
     }

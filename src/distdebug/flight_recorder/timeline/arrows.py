@@ -82,7 +82,8 @@ def choose_calls(
     arrivals: Arrivals, groups: Sequence[Group], most: int
 ) -> Joints:
     """
-    Choose the calls whose slices are joined: those with the longest waits.
+    Choose the calls whose slices are joined: those with the longest waits that
+    can be.
 
     Args:
         arrivals: All calls.
@@ -100,7 +101,10 @@ def choose_calls(
     drawn = -(-members // stride)
     drawn[arrivals.count < 2] = stride[arrivals.count < 2] = 0
     waits = arrivals.last_ns - arrivals.first_ns
-    order = np.argsort(-waits, kind="stable")
+    # Where clocks are wrong by more than a call takes, it seems to end before
+    # all are there, and the longest waits are those of the worst clocks.
+    is_odd = arrivals.end_ns <= arrivals.last_ns
+    order = np.lexsort((-waits, is_odd))
     stride[order[np.cumsum(drawn[order]) > most]] = 0
     used = np.unique(arrivals.group[stride > 1]).tolist()
     return Joints(

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from ..._text import clean
 from ...findings import Diagnosis, GroupProgress
+from ...findings.text import group_order
 from ..ranks import RankLinks, rank_links
 from ..section import Section
 
@@ -46,13 +47,14 @@ def progress_section(diagnosis: Diagnosis) -> Section | None:
         diagnosis: Any diagnosis.
 
     Returns:
-        The groups, stuck ones first; those that are alike are folded.
+        The groups, in the order of the text; those that are alike are folded.
     """
     groups = diagnosis.groups
     if not groups:
         return None
 
-    rows = [_row(alike) for alike in _folded(groups)]
+    ordered = sorted(groups, key=group_order(diagnosis))
+    rows = [_row(alike) for alike in _folded(ordered)]
     stuck = sum(bool(g.waiting or g.absent) for g in groups)
     many = "group" if len(groups) == 1 else "groups"
     return Section(
@@ -81,12 +83,7 @@ def _folded(
         who = (g.name, g.ranks) if g.waiting or g.absent else ()
         key = (g.desc, len(g.ranks), g.last_completed, g.furthest, who)
         alike[key].append(g)
-    return sorted(alike.values(), key=lambda same: _order(same[0]))
-
-
-def _order(group: GroupProgress) -> tuple[object, ...]:
-    is_stuck = bool(group.waiting or group.absent)
-    return not is_stuck, -len(group.waiting), -len(group.ranks), group.desc
+    return list(alike.values())
 
 
 def _row(alike: Sequence[GroupProgress]) -> _Row:

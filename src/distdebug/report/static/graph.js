@@ -5,6 +5,7 @@ distdebug.section("graph", (root, data) => {
   for (const svg of root.querySelectorAll("svg")) {
     // What can be chosen is more than a picture.
     svg.setAttribute("role", "group");
+    showCulprit(svg);
   }
 
   for (const box of boxes) {
@@ -30,6 +31,17 @@ distdebug.section("graph", (root, data) => {
     }
   });
 });
+
+// A picture that is wider than the screen begins with who is at fault.
+function showCulprit(svg) {
+  const culprit = svg.querySelector(".box.culprit");
+  const field = svg.parentElement;
+  if (culprit && field.scrollWidth > field.clientWidth) {
+    const {left, right} = culprit.getBoundingClientRect();
+    const middle = (left + right) / 2 - field.getBoundingClientRect().left;
+    field.scrollLeft += middle - field.clientWidth / 2;
+  }
+}
 
 function chosenBy(box, data) {
   if (box.dataset.group !== undefined) {

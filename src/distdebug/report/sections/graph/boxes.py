@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from itertools import chain
 
 import attrs
 import numpy as np
@@ -34,7 +33,7 @@ _NOBODYS = {
 
 
 # The call that a rank waits in, those that it holds up, and its role.
-_Key = tuple[int | None, tuple[int, ...], tuple[bool, bool, bool]]
+_Key = tuple[int | None, tuple[int, ...], tuple[bool, int | None, bool]]
 
 
 @attrs.frozen(kw_only=True)
@@ -113,11 +112,11 @@ def graph_of(diagnosis: Diagnosis) -> Graph | None:
 @attrs.frozen
 class _Roles:
     """
-    What each rank is, as the findings tell.
+    What each rank is, as the findings tell; of suspects, which finding (as index).
     """
 
     culprits: frozenset[int]
-    suspects: frozenset[int]
+    suspects: Mapping[int, int]
     lost: frozenset[int]
 
     @classmethod
@@ -131,7 +130,8 @@ class _Roles:
         seen = set(flight.dumps.ranks) if flight else set()
         return cls(
             frozenset(verdict.ranks if _blames(verdict) else ()),
-            frozenset(chain.from_iterable(f.ranks for f in blamed)),
+            # The first that names a rank counts.
+            {r: i for i, f in reversed([*enumerate(blamed)]) for r in f.ranks},
             frozenset(r for r in told - seen if r is not None),
         )
 
@@ -151,13 +151,13 @@ class _Roles:
         )
         return Box(ranks=tuple(sorted(ranks)), role=role, is_lost=is_lost)
 
-    def key(self, rank: int) -> tuple[bool, bool, bool]:
+    def key(self, rank: int) -> tuple[bool, int | None, bool]:
         """
         Ranks whose keys differ are never in one box.
         """
         return (
             rank in self.culprits,
-            rank in self.suspects,
+            self.suspects.get(rank),
             rank in self.lost,
         )
 

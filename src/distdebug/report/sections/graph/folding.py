@@ -135,7 +135,12 @@ def _cut(graph: Graph, most: int) -> Graph:
     if len(graph.boxes) <= most:
         return graph
 
-    kept = sorted(_by_importance(graph)[:most])
+    nearest = set(_by_importance(graph)[:most])
+    entered = {b for a, b in graph.arrows if a in nearest}
+    # A call without those who wait in it explains nothing.
+    kept = sorted(
+        i for i in nearest if i in entered or not graph.boxes[i].waits
+    )
     new = {old: i for i, old in enumerate(kept)}
     gone = [b for i, b in enumerate(graph.boxes) if i not in new]
     return Graph(

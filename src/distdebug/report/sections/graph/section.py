@@ -13,7 +13,14 @@ from .boxes import Box, Graph, graph_of
 from .folding import circles, fold
 from .layout import Layout, lay_out
 from .routes import HEIGHT, WIDTH
-from .words import box_name, box_note, many_ranks, sentences, shortened
+from .words import (
+    box_name,
+    box_note,
+    few_ranks,
+    many_ranks,
+    sentences,
+    shortened,
+)
 
 
 __all__ = ["graph_section"]
@@ -49,7 +56,7 @@ def graph_section(diagnosis: Diagnosis) -> Section | None:
     return Section(
         name="graph",
         title="Who waits for whom",
-        summary=_summary(graph, rings),
+        summary=_summary(whole, rings),
         values={
             "boxes": boxes,
             "pictures": [
@@ -92,12 +99,14 @@ def _box(box: Box, diagnosis: Diagnosis) -> dict[str, Any]:
     name, note = box_name(box), box_note(box, findings)
     wait = box.waits[0] if box.waits else None
     mark = "" if wait else _MARKS[box.role]
-    longest = (22, 20) if wait else (19 if mark else 22, 25)
+    # Fonts differ: so much fits in wide ones.
+    longest = (22, 20) if wait else (15 if mark else 18, 22)
+    short = shortened if wait else few_ranks
     return {
         "kind": box.role,
         "is_lost": box.is_lost,
         "mark": mark,
-        "name": shortened(name, longest[0]),
+        "name": short(name, longest[0]),
         "note": shortened(note, longest[1]),
         "full": shortened(f"{name}: {note}" if note else name, 300),
         "rank": None if wait or len(box.ranks) != 1 else box.ranks[0],
@@ -126,7 +135,9 @@ def _arrows(
 def _summary(graph: Graph, rings: list[list[int]]) -> str:
     culprits = [b for b in graph.boxes if b.role == "culprit"]
     at_fault = sorted({r for b in culprits for r in b.ranks})
-    waiting = {r for b in graph.boxes if b.role == "victim" for r in b.ranks}
+    boxes = [graph.boxes[i] for i in sorted({a for a, _ in graph.arrows})]
+    waiting = {r for b in boxes if not b.waits for r in b.ranks}
+    waiting.difference_update(at_fault)
     if rings:
         return "a circle: nobody can go on"
     if not at_fault:

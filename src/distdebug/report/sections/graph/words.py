@@ -13,7 +13,14 @@ from ....waits import Wait
 from .boxes import Box, Graph
 
 
-__all__ = ["box_name", "box_note", "many_ranks", "sentences", "shortened"]
+__all__ = [
+    "box_name",
+    "box_note",
+    "few_ranks",
+    "many_ranks",
+    "sentences",
+    "shortened",
+]
 
 _LONGEST_RANKS = 48
 _MOST_SENTENCES = 12
@@ -77,14 +84,16 @@ def box_note(box: Box, findings: Sequence[Finding]) -> str:
 
 
 def _fault(box: Box, findings: Sequence[Finding]) -> str:
-    for finding in findings:
-        if box.ranks[0] in finding.ranks:
-            if box.is_lost:
-                return "left no dump"
-            plain = str(finding.cause).replace("_", " ")
-            return _FAULTS.get(finding.cause, plain)
+    if box.is_lost:
+        return "left no dump"
 
-    return "at fault"
+    first = {r: f.cause for f in reversed(findings) for r in f.ranks}
+    causes = {first[r] for r in box.ranks if r in first}
+    if len(causes) != 1:
+        return "several findings" if causes else "at fault"
+
+    (cause,) = causes
+    return _FAULTS.get(cause, str(cause).replace("_", " "))
 
 
 def _groups(waits: Sequence[Wait]) -> str:
@@ -131,6 +140,26 @@ def many_ranks(ranks: Sequence[int]) -> str:
 
     first = text[len("ranks ") : _LONGEST_RANKS].rpartition(",")[0]
     return f"{len(ranks):,} ranks ({first},…)"
+
+
+def few_ranks(text: str, longest: int) -> str:
+    """
+    How are ranks named where there is room for a few?
+
+    Args:
+        text: All of them, such as ``"ranks 0-3,8"``.
+
+        longest: How many characters it may have.
+
+    Returns:
+        The first ones; no number is cut in two, for that would be another.
+    """
+    first = text[: longest - 1].rpartition(",")[0]
+    return (
+        f"{first},…"
+        if first and len(text) > longest
+        else shortened(text, longest)
+    )
 
 
 def shortened(text: str, longest: int) -> str:

@@ -73,9 +73,15 @@ def _named(
     for i in groups:
         if verdict is not None and order[i].ref == verdict:
             yield i
-    for i in groups:
-        if any((order[i].name, rank) in stuck for rank in order[i].order):
-            yield i
+    blamed = frozenset(diagnosis.verdict.ranks)
+    yield from sorted(
+        (
+            i
+            for i in groups
+            if any((order[i].name, rank) in stuck for rank in order[i].order)
+        ),
+        key=lambda i: blamed.isdisjoint(order[i].order),
+    )
 
 
 def focus_of(
