@@ -360,11 +360,14 @@ sys.exit(child.exitcode)
 """
 
 
-def test_a_forked_worker(alone, tmp_path):
+@pytest.mark.parametrize(
+    "environ", [{"DISTDEBUG": "1"}, {}], ids=["variable", "armed"]
+)
+def test_a_forked_worker(alone, tmp_path, environ):
     """
     A worker that was forked is stopped for itself, at a socket of its own.
     """
-    process = alone(FORKED, DISTDEBUG="1")
+    process = alone(FORKED, **environ)
 
     with connect_when(tmp_path / "s", 1) as client:
         held = [(p.pid, p.is_stopped) for p in client.list()]

@@ -533,6 +533,44 @@ class TestArming:
         assert not is_armed()
         armed.unlink()
 
+    def test_child_stops(self, folder, monkeypatch):
+        """
+        A child of a process that was armed can be held, in the same folder.
+        """
+        monkeypatch.delenv("DISTDEBUG", raising=False)
+        path = arm(dir=folder / "own")
+
+        arming._forget()
+
+        assert arming.ready_to_stop()
+        assert path.parent == arming._armed[0].path.parent
+
+    def test_disarmed_child(self, folder, monkeypatch):
+        """
+        A process that was disarmed, or never armed, is not held.
+        """
+        monkeypatch.delenv("DISTDEBUG", raising=False)
+        arm()
+        disarm()
+
+        arming._forget()
+
+        assert not arming.ready_to_stop()
+
+    def test_told_why(self, folder, monkeypatch, caplog):
+        """
+        Where arming failed, a breakpoint does not advise to arm.
+        """
+        monkeypatch.delenv("DISTDEBUG", raising=False)
+        folder.mkdir(exist_ok=True)
+        folder.chmod(0o777)
+
+        arm()
+        set_trace()
+
+        assert "this rank cannot be debugged" in caplog.messages[-1]
+        assert "DISTDEBUG=1" not in caplog.text
+
 
 class TestMishaps:
     """

@@ -679,6 +679,19 @@ class TestCommand:
             capsys.readouterr().err
         )
 
+    def test_armed(self, ranks, folder, monkeypatch, capsys, tmp_path):
+        """
+        A process that was armed is asked where it listens.
+        """
+        monkeypatch.setenv("DISTDEBUG_DIR", str(tmp_path / "other"))
+        armed = unprepared.Armed(pid=7, path=str(folder / "7.sock"))
+        monkeypatch.setattr(unprepared, "arm_process", lambda _: armed)
+
+        status = main(["dbg", "--arm", "7", "-c", "cast ranks(:) p x"])
+
+        assert 0 == status
+        assert f"{armed}\n[0-3] did p x\n" == capsys.readouterr().out
+
     def test_no_job(self, folder, monkeypatch, capsys):
         """
         If no job listens, it is said how those that run can be asked.

@@ -296,7 +296,7 @@ def monarch(monkeypatch):
         monkeypatch.setitem(sys.modules, name, module(name))
     monkeypatch.setitem(sys.modules, mesh.__name__, mesh)
     sys.modules["monarch._src.actor"].actor_mesh = mesh
-    for name in ("_latest", "_replaced", "_wanted"):
+    for name in ("_handled", "_latest", "_replaced", "_wanted"):
         kind = type(getattr(on_monarch, name))
         monkeypatch.setattr(on_monarch, name, kind())
     monkeypatch.setattr(
@@ -381,6 +381,24 @@ class TestMonarch:
         thread.join()
 
         assert [("trainer", 3)] == [(d["group"], d["rank"]) for d in found]
+
+    @pytest.mark.parametrize("ends", ["succeeds", "fails", "goes on"])
+    def test_threads_of_several(self, monarch, armed, ends):
+        """
+        A thread does not belong to a later message that is done already.
+        """
+        on_monarch.monarch_setup()
+        first, second = monarch.Actor(), monarch.Actor()
+        first._prepare(message(Place(3, dp=1, tp=1)))
+        second._prepare(message(Place(1, dp=0, tp=1)))
+        if ends == "succeeds":
+            second._maybe_exit_debugger()
+        elif ends == "fails":
+            second._post_mortem_debug(None)
+
+        found = on_monarch._labels()["rank"]
+
+        assert (1 if ends == "goes on" else 3) == found
 
     @pytest.mark.parametrize("wanted", [True, False])
     def test_failure(self, monarch, armed, wanted):

@@ -332,6 +332,27 @@ def test_attached():
         choose_session(listing, number=9)
 
 
+def test_nobody_to_attach_to():
+    """
+    Nobody is told to stop a rank that is not there, or in another group.
+    """
+    listing = Listing(
+        processes=(
+            process(0),
+            attrs.evolve(
+                process(7, group="task", threads=["MainThread"]), rank=None
+            ),
+        )
+    )
+
+    with pytest.raises(DebuggerError, match="there is no rank 0") as caught:
+        choose_session(listing, rank=0, group="task")
+
+    assert "there are: task ranks -; attach #N" in caught.value.remedy
+    with pytest.raises(DebuggerError, match="no group judge"):
+        choose_session(listing, rank=0, group="judge")
+
+
 def labelled(group, rank, **coords):
     """
     A thread that stopped under labels of its own.

@@ -713,6 +713,20 @@ def test_no_cluster(healthy, slurm):
     assert report.tunnel.endswith("@login-1")
 
 
+def test_no_nodes(healthy):
+    """
+    A cluster without a node is not well.
+    """
+    healthy(nodes=[])
+
+    report = check_ray_debugger()
+
+    check = by_name(report)["cluster"]
+    assert not check.ok
+    assert "0 nodes" in check.detail
+    assert "ray status" in check.remedy
+
+
 def test_other_head(healthy, slurm):
     """
     A head that is not the first node of the job is the head all the same.

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 
 from typing import TYPE_CHECKING, Any
 
@@ -135,10 +136,7 @@ def run(args: argparse.Namespace) -> int:
     Talk to a person, or obey the commands that were given.
     """
     if args.arm:
-        from ..debugger.client.unprepared import arm_process
-
-        for pid in args.arm:
-            print(arm_process(pid))
+        _arm(args)
     # Nothing is done if one of them is not understood.
     commands = [_parsed(text) for text in args.command or ()]
     with _client(args) as client:
@@ -154,6 +152,20 @@ def run(args: argparse.Namespace) -> int:
             run_shell(client, wait_s=args.wait)
 
     return 0
+
+
+def _arm(args: argparse.Namespace) -> None:
+    """
+    Arm processes, and ask where they listen, unless a folder was named.
+    """
+    from ..debugger.client.unprepared import arm_process
+
+    armed = [arm_process(pid) for pid in args.arm]
+    for one in armed:
+        print(one)
+    folders = {os.path.dirname(one.path) for one in armed}  # noqa: PTH120 a text
+    if len(folders) == 1 and not args.dir and _nodes(args) is None:
+        args.dir = folders.pop()
 
 
 def _client(args: argparse.Namespace) -> DebugClient:

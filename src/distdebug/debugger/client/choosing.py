@@ -141,13 +141,7 @@ def choose_session(
     ]
     what = f"#{number}" if number is not None else f"rank {rank}"
     if not found:
-        ranks = ranks_shown(p.rank for p, _ in listing.sessions) or "none"
-        msg = f"{what} is not stopped"
-        remedy = f"stopped are: {ranks}; see: list"
-        if number is None and any(p.rank == rank for p in listing.processes):
-            who = f"{group} ranks({rank})" if group else f"ranks({rank})"
-            remedy = f"to stop it: interrupt {who}; {remedy}"
-        raise DebuggerError(msg, remedy=remedy)
+        raise _not_stopped(listing, what, rank, group)
     if len(found) > 1:
         names = ", ".join(
             f"#{n} ({p.group}, {s.thread})" for n, (p, s) in found
@@ -156,6 +150,26 @@ def choose_session(
         raise DebuggerError(msg, remedy=f"attach #{found[0][0]}")
 
     return found[0][1]
+
+
+def _not_stopped(
+    listing: Listing, what: str, rank: int | None, group: str | None
+) -> DebuggerError:
+    """
+    Why can nobody attach to that, and what helps?
+    """
+    there = _of_group(listing, group, is_needed=False)
+    ranks = ranks_shown(p.rank for p in there if p.sessions) or "none"
+    stopped = f"stopped are: {ranks}; see: list"
+    if rank is None:
+        return DebuggerError(f"{what} is not stopped", remedy=stopped)
+    if all(p.rank != rank for p in there):
+        remedy = f"{_what_exists(there)}; attach #N goes by the list"
+        return DebuggerError(f"there is no {what}", remedy=remedy)
+
+    who = f"{group} ranks({rank})" if group else f"ranks({rank})"
+    remedy = f"to stop it: interrupt {who}; {stopped}"
+    return DebuggerError(f"{what} is not stopped", remedy=remedy)
 
 
 def _of_group(

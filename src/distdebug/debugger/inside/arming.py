@@ -33,7 +33,7 @@ from .sockets import Opened, close_own, is_own, opened
 from .stops import after_fork, close_stops
 
 
-__all__ = ["arm", "disarm", "is_armed", "ready_to_stop"]
+__all__ = ["arm", "disarm", "is_armed", "is_to_stop", "ready_to_stop"]
 
 
 # Only who is just answering somebody waits so long: where many processes share a
@@ -49,6 +49,8 @@ class _Armed(NamedTuple):
 
 
 _armed: list[_Armed] = []
+# In which folder this process was to be armed; it is empty if nobody asked for that.
+_wished: list[str | os.PathLike[str] | None] = []
 # A handler of signals, or of logs, may come to a breakpoint in here.
 _lock = threading.RLock()
 
@@ -113,6 +115,7 @@ def arm(  # noqa: PLR0913 each can be left out
     if breakpoints:
         sys.breakpointhook = stopping.set_trace
     with _lock:
+        _wished[:] = [dir]
         problem = "" if is_armed() else _arm(dir)
         path = None if problem else _armed[0].path
     if problem:
@@ -173,7 +176,18 @@ def ready_to_stop() -> bool:
         say_once(problem)
     if was_armed:
         return not problem
-    return is_wanted() and arm() is not None
+    return (
+        is_to_stop() and arm(dir=_wished[0] if _wished else None) is not None
+    )
+
+
+def is_to_stop() -> bool:
+    """
+    Is this process to be held at breakpoints, whether or not it can be?
+
+    So it is if the user said so, or if it was armed, or forked by one that was.
+    """
+    return is_wanted() or bool(_wished)
 
 
 def _arm_again() -> str:
@@ -197,6 +211,7 @@ def disarm() -> None:
     """
     restore_timeouts()
     with _lock:
+        _wished.clear()
         while _armed:
             _close(_armed.pop())
 
@@ -226,6 +241,7 @@ def _forget() -> None:
     while _armed:
         gone = _armed.pop()
         close_own(gone.listener, gone.opened)
+        _wished[:] = [gone.path.parent]
 
 
 def _end() -> None:

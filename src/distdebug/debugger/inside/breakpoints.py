@@ -19,12 +19,12 @@ from typing import Any
 from ..._rank_syntax import read_selection
 from ...identity import current_identity
 from ..selecting import is_selected
-from .arming import ready_to_stop
+from .arming import is_to_stop, ready_to_stop
 from .crashes import examine_crashes
 from .labels import describe_process
 from .looking import place_of, place_text
 from .prompt import current_prompt
-from .settings import is_off, is_wanted, pause_limit_s, say, say_once
+from .settings import is_off, pause_limit_s, say, say_once
 from .stops import open_stop
 from .unanswered import is_unanswered
 
@@ -117,7 +117,7 @@ def _stop(here: FrameType, limit: float | None, header: str | None) -> None:
 
 def _pass(place: Mapping[str, Any]) -> None:
     text = f"passed a breakpoint at {place_text(place)}"
-    if is_wanted():  # and said why that cannot be
+    if is_to_stop():  # and said why that cannot be
         say_once(f"{text}; this rank cannot be debugged")
     else:
         say("%s; DISTDEBUG=1 stops there", text)

@@ -32,6 +32,9 @@ __all__ = ["monarch_setup"]
 
 # Whether the message that is handled was stopped.
 _has_stopped: ContextVar[bool] = ContextVar("_has_stopped", default=False)
+# Which message this thread handles; all that are handled; and the latest of all.
+_handles: ContextVar[Any] = ContextVar("_handles", default=None)
+_handled: dict[int, Any] = {}
 _latest: list[Any] = []
 _replaced: set[str] = set()
 _wanted: set[str] = set()
@@ -105,6 +108,8 @@ def _remembering(prepare: Callable[..., Any]) -> Callable[..., Any]:
 
     def _prepare(self: Any, ctx: Any, *args: Any) -> Any:
         _has_stopped.set(False)
+        _handles.set(ctx)
+        _handled[id(ctx)] = ctx
         _latest[:] = [ctx]
         return prepare(self, ctx, *args)
 
@@ -120,6 +125,7 @@ def _ending(leave: Callable[..., Any]) -> Callable[..., Any]:
         # Other messages are handled by this thread, between its awaits.
         if _has_stopped.get():
             release_thread()
+        _handled.pop(id(_handles.get()), None)
         leave(self, *args, **kwargs)
 
     return _maybe_exit_debugger
@@ -136,6 +142,7 @@ def _examining(examine: Callable[..., Any]) -> Callable[..., Any]:
         examine_caught(always="post mortem" in _wanted)
         if _has_stopped.get():
             release_thread()
+        _handled.pop(id(_handles.get()), None)
 
     return _post_mortem_debug
 
@@ -145,14 +152,15 @@ def _labels() -> dict[str, Any]:
     Who is addressed by the message that this thread handles?
 
     A thread that handles none, such as one that an endpoint has started, belongs
-    to the message that came last.  A thread asks when it is about to stop.
+    to the message that came last of those that are handled still; or of all, if
+    none is.  A thread asks when it is about to stop.
     """
     from monarch._src.actor import actor_mesh
 
     # Its context() would begin to be a client, in a thread that has none.
     context: Any = actor_mesh._context.get()  # noqa: SLF001
     if context is None:
-        (context,) = _latest
+        context = [*_latest, *list(_handled.values())][-1]
     _has_stopped.set(True)
     instance = context.actor_instance
     there, own = context.message_rank, instance.rank

@@ -132,7 +132,12 @@ def _cluster(
     count = len(rows_of(tables.get("nodes")))
     where = plain_text(tables.get("address"))
     many = "" if count == 1 else "s"
-    there = Check("cluster", ok=True, detail=f"{count} node{many} at {where}")
+    there = Check(
+        "cluster",
+        ok=count > 0,
+        detail=f"{count} node{many} at {where}",
+        remedy="" if count else "see `ray status` on the head node",
+    )
     # The last part of the time is for what is asked here.
     left = _left(deadline, 600.0) * 0.8
     told = ask_environments(address, tables, timeout_s=left)
