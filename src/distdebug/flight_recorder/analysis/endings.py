@@ -9,8 +9,15 @@ from __future__ import annotations
 
 import re
 
+from ..sidecar import Sidecar
 
-__all__ = ["failed_in_call", "lost_peer", "was_interrupted"]
+
+__all__ = [
+    "failed_in_call",
+    "failed_off_record",
+    "lost_peer",
+    "was_interrupted",
+]
 
 # Torch raises its own kinds of errors; and RuntimeError, which anybody raises.
 _OF_TORCH = re.compile(r"(?:\w+\.)*Dist\w*Error\b")
@@ -24,6 +31,8 @@ _PEER_IS_GONE = re.compile(
     r"|remote process exit",
     re.IGNORECASE,
 )
+# What Gloo does not record (torch 2.13).
+_OFF_RECORD = {"irecv", "isend", "monitored_barrier", "recv", "send"}
 
 
 def failed_in_call(error: str) -> bool:
@@ -35,6 +44,25 @@ def failed_in_call(error: str) -> bool:
             peer"``.
     """
     return bool(_OF_TORCH.match(error) or _OF_ANYBODY.match(error))
+
+
+def failed_off_record(sidecar: Sidecar) -> bool:
+    """
+    Whether a rank died of a call that Gloo does not record.
+
+    Args:
+        sidecar: Of that rank.
+    """
+    if not failed_in_call(sidecar.error):
+        return False
+
+    stack = dict(sidecar.threads).get("MainThread", ())
+    in_torch = (
+        frame.name
+        for frame in stack
+        if frame.filename.endswith("distributed_c10d.py")
+    )
+    return next(in_torch, "") in _OFF_RECORD
 
 
 def lost_peer(error: str) -> bool:

@@ -7,7 +7,8 @@ it made after them the last time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -15,7 +16,7 @@ from .job import Job
 from .stuck import StuckCall
 
 
-__all__ = ["is_next_of", "next_rows"]
+__all__ = ["is_next_of", "kinds_passed", "next_rows"]
 
 # So many calls tell well enough where in its loop a rank is.
 _LONGEST = 256
@@ -86,3 +87,63 @@ def is_next_of(job: Job, rank: int, row: int, call: StuckCall) -> bool:
     return last < len(order) and not {order[end] for end in ends}.isdisjoint(
         call.waiting
     )
+
+
+def kinds_passed(calls: Sequence[StuckCall], job: Job) -> list[int]:
+    """
+    Behind how many of these calls does each of them stand in the loop?
+
+    Ranks in the same position make the same calls.  Who waits in one of them,
+    and went through as many of the kind of another, shows which comes first.
+
+    Args:
+        calls: Stuck calls that wait for the same ranks.
+
+        job: What is known about the job.
+
+    Returns:
+        For each call, how many kinds of the others its ranks are through with;
+        0 for transfers, because their other end is in another position.
+    """
+    due: dict[str, int] = {}
+    for call in calls:
+        kind = _kind(job, call.group, *next(iter(call.waiting.items())))
+        due[kind] = min(due.get(kind, call.seq), call.seq)
+    through: dict[int, set[str]] = defaultdict(set)
+    for rank, kind, seq in _done(job):
+        if seq >= due.get(kind, seq + 1):
+            through[rank].add(kind)
+
+    return [
+        0 if c.p2p else len(set().union(*(through[r] for r in c.waiting)))
+        for c in calls
+    ]
+
+
+def _kind(job: Job, group: int, rank: int, row: int) -> str:
+    """
+    What a call and its like in the groups of other ranks have in common.
+    """
+    ref = job.membership.groups[group].ref
+    operation = job.operation(rank, row)
+    if not operation.is_p2p:
+        return str(ref)
+
+    return f"{ref} {operation.name} {operation.source}->{operation.target}"
+
+
+def _done(job: Job) -> Iterator[tuple[int, str, int]]:
+    """
+    What every rank is through with: kinds of calls, and how many.
+    """
+    for state in job.states:
+        kind = str(state.group.ref)
+        for rank, position in state.positions.items():
+            yield rank, kind, position.done
+    for c in job.channels:
+        # Counted by the other end, as the stuck calls are.
+        for side, peer in ((c.recv, c.source), (c.send, c.target)):
+            if side is not None and side.pending < len(side.rows):
+                row = int(side.rows[-1 - side.pending])
+                seq = int(job.dumps[side.rank].entries.p2p_seq[row])
+                yield peer, _kind(job, c.group, side.rank, row), seq

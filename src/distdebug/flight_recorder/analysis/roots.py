@@ -18,7 +18,7 @@ import attrs
 from ...findings import Cause
 from ...waits import components, reachable, sinks
 from ..columns import Dumps
-from .habit import is_next_of, next_rows
+from .habit import is_next_of, kinds_passed, next_rows
 from .job import Job
 from .progress import GroupState
 from .stuck import StuckCall, link, links, since_ns
@@ -89,7 +89,7 @@ def find_roots(calls: Sequence[StuckCall], job: Job) -> list[Root]:
             continue
         roots.append(_end(part, calls, states, dumps))
 
-    roots = _one_crash(_one_hang(roots, calls, states), calls, states)
+    roots = _one_crash(_one_hang(roots, calls, states), calls, age, job)
     roots = _without_innocents(roots, calls, states)
     return _with_victims(roots, calls, edges)
 
@@ -224,14 +224,43 @@ def is_left_behind(call: StuckCall, states: Sequence[GroupState]) -> bool:
 def _one_crash(
     roots: Sequence[Root],
     calls: Sequence[StuckCall],
-    states: Sequence[GroupState],
+    age: Mapping[int, int],
+    job: Job,
 ) -> list[Root]:
     """
     Tell of all ranks that crashed at once: they may have shared a node.
     """
     crashed = [r for r in roots if r.cause is Cause.RANK_CRASHED]
     lost = {rank for r in crashed for rank in r.ranks}
-    return _as_one(roots, crashed, likeliest_lost(lost, calls, states))
+    likeliest = likeliest_lost(lost, calls, job.states)
+    return [
+        attrs.evolve(r, calls=_as_owed(r.calls, calls, age, job))
+        if r.cause is Cause.RANK_CRASHED
+        else r
+        for r in _as_one(roots, crashed, likeliest)
+    ]
+
+
+def _as_owed(
+    waits: Sequence[int],
+    calls: Sequence[StuckCall],
+    age: Mapping[int, int],
+    job: Job,
+) -> tuple[int, ...]:
+    """
+    Put that call first which the lost rank would most likely have entered.
+
+    It left no habit.  But others went by there; and what is called most often
+    is the likeliest to be due.
+    """
+    passed = kinds_passed([calls[i] for i in waits], job)
+    turn = dict(zip(waits, passed, strict=True))
+    return tuple(
+        sorted(
+            waits,
+            key=lambda i: (turn[i], calls[i].p2p, -calls[i].seq, age[i]),
+        )
+    )
 
 
 def _without_innocents(
