@@ -12,14 +12,24 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from numpy.typing import NDArray
+
 from .job import Job
 from .stuck import StuckCall
 
 
-__all__ = ["is_next_of", "kinds_passed", "next_rows"]
+__all__ = [
+    "is_next_of",
+    "kinds_passed",
+    "make_the_same",
+    "next_rows",
+    "usual_instead",
+]
 
 # So many calls tell well enough where in its loop a rank is.
 _LONGEST = 256
+# So many earlier places that look like this one are told.
+_MOST_ALIKE = 16
 
 
 def next_rows(job: Job, ranks: Iterable[int]) -> dict[int, int]:
@@ -45,19 +55,85 @@ def next_rows(job: Job, ranks: Iterable[int]) -> dict[int, int]:
 
 
 def _next_row(job: Job, rank: int) -> int | None:
-    e = job.dumps[rank].entries
-    calls = (e.group.astype(np.int64) << 32) | e.op
-    if not len(calls):
-        return None
+    longest, _ = _repetitions(_kinds(job, rank), _LONGEST)
+    return int(longest[-1]) + 1 if len(longest) else None
 
-    alike = np.flatnonzero(calls[:-1] == calls[-1])
-    for back in range(1, min(_LONGEST, len(calls))):
+
+def _kinds(job: Job, rank: int) -> NDArray[np.int64]:
+    """
+    Group and operation of each record of a rank, as one number.
+    """
+    e = job.dumps[rank].entries
+    return (e.group.astype(np.int64) << 32) | e.op
+
+
+def _repetitions(
+    calls: NDArray[np.int64], most: int
+) -> tuple[NDArray[np.int64], int]:
+    """
+    Find where the last calls were made in the same order before.
+
+    Returns:
+        Positions before the last at which the longest repetitions end, and
+        how many calls were compared.
+    """
+    alike = np.flatnonzero(calls[:-1] == calls[-1:])
+    length = 1
+    for back in range(1, min(most, len(calls))):
         before = alike[alike >= back]
         longer = before[calls[before - back] == calls[-1 - back]]
         if not len(longer):
             break
-        alike = longer
-    return int(alike[-1]) + 1 if len(alike) else None
+        alike, length = longer, back + 1
+    return alike, length
+
+
+def usual_instead(job: Job, rank: int, row: int) -> list[int]:
+    """
+    Find what a rank used to do where it made this call for the first time.
+
+    Args:
+        job: What is known about the job.
+
+        rank: Global rank.
+
+        row: Position of the record of the call.
+
+    Returns:
+        The positions of what it did otherwise, the likeliest first; none if
+        the call has followed on the same ones before, or if those were new.
+    """
+    kinds = _kinds(job, rank)
+    calls = kinds[:row]
+    longest, length = _repetitions(calls, _LONGEST)
+    # One call again and again is no loop: what follows it is open.
+    if not len(longest) or (calls == calls[-1]).all():
+        return []
+
+    # Loops have phases: half of the history has to be the same.
+    similar, _ = _repetitions(calls, max(length // 2, 1))
+    if (kinds[similar + 1] == kinds[row]).any():
+        return []
+
+    found = np.r_[longest[::-1], similar[::-1]][:_MOST_ALIKE] + 1
+    return [int(at) for at in found]
+
+
+def make_the_same(job: Job, rank: int, row: int, other: int) -> bool:
+    """
+    Whether two records of a rank are of the same operation in the same group.
+
+    Args:
+        job: What is known about the job.
+
+        rank: Global rank.
+
+        row: Position of one record.
+
+        other: Position of another one.
+    """
+    e = job.dumps[rank].entries
+    return bool(e.group[row] == e.group[other] and e.op[row] == e.op[other])
 
 
 def is_next_of(job: Job, rank: int, row: int, call: StuckCall) -> bool:
