@@ -11,7 +11,11 @@ from distdebug.errors import NoDumpsError
 from distdebug.findings import Cause
 from distdebug.flight_recorder.analysis.analyze import analyze_dumps
 from distdebug.flight_recorder.analysis.report import select
-from distdebug.flight_recorder.sidecar import Sidecar
+from distdebug.flight_recorder.sidecar import (
+    Sidecar,
+    SidecarFrame,
+    SidecarGroup,
+)
 from distdebug.testing import SimulatedJob, make_dumps
 
 
@@ -751,3 +755,36 @@ def _count_calls(function):
     finally:
         sys.setprofile(previous)
     return calls
+
+
+def test_failed_off_record(dumps_of):
+    """
+    Who failed in a receive, which Gloo does not record, did not fail in the
+    call before; and that it is not in the next one is no fault of it.
+    """
+    job = SimulatedJob(6, backend="gloo")
+    pairs = [job.new_group(pair, "dp") for pair in ([0, 2], [3, 4], [1, 5])]
+    for pair in pairs:
+        job.collective("all_reduce", pair)
+    job.collective("all_reduce", pairs[0], ranks=[0])
+    job.collective("all_reduce", pairs[1], ranks=[3])
+    frame = SidecarFrame("recv", "torch/distributed/distributed_c10d.py", 9)
+    failed = Sidecar(
+        *("", 2, 6, "n", 1, 0.0, 0.0, "exception"),
+        error="RuntimeError: [gloo] Connection closed by peer",
+        threads=(("MainThread", (frame,)),),
+    )
+    groups = tuple(
+        SidecarGroup(g.name, g.desc, g.ranks, "gloo") for g in job.groups
+    )
+    calm = failed._replace(error="", threads=())
+    sidecars = {
+        r: (failed if r in {1, 2, 5} else calm)._replace(rank=r, groups=groups)
+        for r in range(6)
+    }
+
+    report = analyze_dumps(dumps_of(job, sidecars=sidecars, missing=[4]))
+
+    assert [(Cause.RANK_CRASHED, (4,)), (Cause.UNKNOWN, (2,))] == [
+        (f.cause, f.ranks) for f in report.findings
+    ]

@@ -9,16 +9,18 @@ import pytest
 from distdebug.flight_recorder.analysis.endings import (
     ended_s,
     failed_in_call,
+    failed_off_record,
     last_words,
     lost_child,
     lost_peer,
     was_interrupted,
 )
 from distdebug.flight_recorder.columns import Dumps
-from distdebug.flight_recorder.sidecar import Sidecar
+from distdebug.flight_recorder.sidecar import Sidecar, SidecarFrame
 
 
 WORKER = "RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly"
+GLOO = "RuntimeError: [gloo/x.cc:8] Connection closed by peer"
 
 
 @pytest.mark.parametrize(
@@ -63,6 +65,34 @@ def test_lost_peer(error, expected):
     not, and other connections are none of ours.
     """
     assert expected == lost_peer(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "function", "expected"),
+    [
+        (GLOO, "recv", True),
+        (GLOO, "monitored_barrier", True),
+        (GLOO, "all_reduce", False),
+        (GLOO, "", False),
+        ("ValueError: bad", "recv", False),
+    ],
+)
+def test_failed_off_record(error, function, expected):
+    """
+    Whether the call that failed is on record follows from where it failed.
+    """
+    path = "torch/distributed/distributed_c10d.py"
+    stack = (
+        *([SidecarFrame(function, path, 2799)] if function else []),
+        SidecarFrame("recv", "train.py", 7),
+    )
+    sidecar = Sidecar(
+        *("", 0, 2, "n", 1, 0.0, 0.0, "exception"),
+        error=error,
+        threads=(("MainThread", stack),),
+    )
+
+    assert expected == failed_off_record(sidecar)
 
 
 def test_was_interrupted():

@@ -64,7 +64,7 @@ class Training:
     Eight ranks that get as far as they can until one of them stops.
     """
 
-    def __init__(self, culprit, last, steps=3):
+    def __init__(self, culprit, last, steps=3, describe=str):
         self.job = SimulatedJob(8)
         self.loops = [loop_of(rank) * steps for rank in range(8)]
         self.loops[culprit] = self.loops[culprit][:last]
@@ -74,7 +74,7 @@ class Training:
                 members.setdefault(step.group, set()).add(rank)
         self.members = members
         self.groups = {
-            name: self.job.new_group(sorted(ranks), name)
+            name: self.job.new_group(sorted(ranks), describe(name))
             for name, ranks in sorted(members.items())
         }
         self.entered = Counter()
@@ -136,6 +136,40 @@ def test_place_in_loop(dumps_of, culprit, at):
     )
     assert step.group == verdict.group.desc
     assert (step.peer >= 0) == verdict.collective.p2p
+
+
+@pytest.mark.parametrize("culprit", [0, 3, 6])
+@pytest.mark.parametrize("at", range(CALLS))
+def test_lost_in_loop(dumps_of, culprit, at):
+    """
+    Of a rank that left no dump, ranks in the same position tell which call it
+    would have entered.
+    """
+    step = loop_of(culprit)[at]
+    training = Training(culprit, 2 * CALLS + at, describe=lambda x: x[:2])
+    dumps = dumps_of(training.run(), missing=[culprit])
+
+    verdict = analyze_dumps(dumps).verdict
+
+    assert (Cause.RANK_CRASHED, (culprit,)) == (verdict.cause, verdict.ranks)
+    assert training.groups[step.group].name == verdict.group.name
+    assert (step.peer >= 0) == verdict.collective.p2p
+
+
+def test_lost_among_nameless_groups(dumps_of):
+    """
+    Where groups have no descriptions, what is called most often is due.
+    """
+    job = SimulatedJob(4)
+    seldom, often = job.new_group([0, 2]), job.new_group([2, 3])
+    for _ in range(3):
+        job.collective("all_reduce", often)
+    job.collective("all_reduce", seldom, ranks=[0])
+    job.collective("all_reduce", often, ranks=[3])
+
+    verdict = analyze_dumps(dumps_of(job, missing=[2])).verdict
+
+    assert often.name == verdict.group.name
 
 
 def test_other_end(dumps_of):

@@ -35,6 +35,7 @@ __all__ = ["analyze_dumps"]
 # Of the causes that follow from waits, the most telling one first.
 _IMPORTANCE = [
     Cause.P2P_DEADLOCK,
+    Cause.SKIPPED_COLLECTIVE,
     Cause.GROUP_ORDER_DEADLOCK,
     Cause.RANK_NOT_ARRIVED,
     Cause.RANK_BLOCKED_IN_LAUNCH,
@@ -145,7 +146,7 @@ def _confidence(
         job.membership.groups[calls[i].group].is_known and not calls[i].unknown
         for i in root.calls
     )
-    if root.cause is Cause.RANK_CRASHED or not is_known:
+    if root.cause is Cause.RANK_CRASHED or root.is_guess or not is_known:
         return "likely"
 
     shown = [calls[i] for i in root.calls]

@@ -17,6 +17,7 @@ __all__ = [
     "died_s",
     "ended_s",
     "failed_in_call",
+    "failed_off_record",
     "last_words",
     "lost_child",
     "lost_peer",
@@ -43,6 +44,8 @@ _CHILD_IS_GONE = re.compile(
 _GOES_ON = {"start", "request", "call"}
 # A rank may notice the signal later than its child does.
 _CHILD_FIRST_S = 0.1
+# What Gloo does not record (torch 2.13).
+_OFF_RECORD = {"irecv", "isend", "monitored_barrier", "recv", "send"}
 
 
 def failed_in_call(error: str) -> bool:
@@ -54,6 +57,25 @@ def failed_in_call(error: str) -> bool:
             peer"``.
     """
     return bool(_OF_TORCH.match(error) or _OF_ANYBODY.match(error))
+
+
+def failed_off_record(sidecar: Sidecar) -> bool:
+    """
+    Whether a rank died of a call that Gloo does not record.
+
+    Args:
+        sidecar: Of that rank.
+    """
+    if not failed_in_call(sidecar.error):
+        return False
+
+    stack = dict(sidecar.threads).get("MainThread", ())
+    in_torch = (
+        frame.name
+        for frame in stack
+        if frame.filename.endswith("distributed_c10d.py")
+    )
+    return next(in_torch, "") in _OFF_RECORD
 
 
 def lost_peer(error: str) -> bool:

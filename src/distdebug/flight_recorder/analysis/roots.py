@@ -17,8 +17,8 @@ import attrs
 
 from ...findings import Cause
 from ...waits import components, reachable, sinks
-from ..columns import Dumps
-from .habit import is_next_of, next_rows
+from .departures import find_departure
+from .habit import is_next_of, kinds_passed, next_rows
 from .job import Job
 from .progress import GroupState
 from .stuck import StuckCall, link, links, since_ns
@@ -57,12 +57,15 @@ class Root:
 
         victims: The ranks that wait because of it, directly or through
             others, ascending.
+
+        is_guess: Whether the ranks were told from the rest by their habits.
     """
 
     cause: Cause
     ranks: tuple[int, ...]
     calls: tuple[int, ...]
     victims: tuple[int, ...] = ()
+    is_guess: bool = False
 
 
 def find_roots(calls: Sequence[StuckCall], job: Job) -> list[Root]:
@@ -87,9 +90,9 @@ def find_roots(calls: Sequence[StuckCall], job: Job) -> list[Root]:
     for part in by_age:
         if any(away.intersection(calls[i].absent) for i in part):
             continue
-        roots.append(_end(part, calls, states, dumps))
+        roots.append(_end(part, calls, job))
 
-    roots = _one_crash(_one_hang(roots, calls, states), calls, states)
+    roots = _one_crash(_one_hang(roots, calls, states), calls, age, job)
     roots = _without_innocents(roots, calls, states)
     return _with_victims(roots, calls, edges)
 
@@ -145,32 +148,52 @@ def _turn(
     return is_later, min((row for row in last if row >= 0), default=math.inf)
 
 
-def _end(
-    part: Sequence[int],
-    calls: Sequence[StuckCall],
-    states: Sequence[GroupState],
-    dumps: Dumps,
-) -> Root:
+def _end(part: Sequence[int], calls: Sequence[StuckCall], job: Job) -> Root:
     here = [calls[i] for i in part]
     first = here[0]
     if missing := {r for c in here for r in c.missing}:
         cause, ranks = Cause.RANK_CRASHED, missing
     elif len(part) > 1:
-        is_p2p = all(c.p2p for c in here)
-        cause = Cause.P2P_DEADLOCK if is_p2p else Cause.GROUP_ORDER_DEADLOCK
-        ranks = {r for _, _, r in links(here)}
-        if not is_p2p:
-            ranks = odd_one_out(ranks, states) or ranks
+        return _circle(part, calls, job)
     elif first.unknown:
         cause, ranks = Cause.UNKNOWN, set(first.unknown)
-    elif ranks := blocked_in_launch(first, states):
+    elif ranks := blocked_in_launch(first, job.states):
         cause = Cause.RANK_BLOCKED_IN_LAUNCH
-    elif ranks := not_started(first, dumps):
+    elif ranks := not_started(first, job.dumps):
         cause = Cause.RANK_NOT_STARTED
     else:
         cause, ranks = Cause.COLLECTIVE_STUCK_IN_FLIGHT, set(first.waiting)
 
     return Root(cause=cause, ranks=tuple(sorted(ranks)), calls=tuple(part))
+
+
+def _circle(part: Sequence[int], calls: Sequence[StuckCall], job: Job) -> Root:
+    """
+    Calls that wait for each other, and who is to blame for it.
+    """
+    here = [calls[i] for i in part]
+    everyone = {r for _, _, r in links(here)}
+    circle = Root(
+        cause=Cause.GROUP_ORDER_DEADLOCK,
+        ranks=tuple(sorted(everyone)),
+        calls=tuple(part),
+    )
+    if all(c.p2p for c in here):
+        return attrs.evolve(circle, cause=Cause.P2P_DEADLOCK)
+
+    odd = odd_one_out(everyone, job.states)
+    left = find_departure(here, everyone, job)
+    if left is None or not left.ranks >= odd:
+        ranks = tuple(sorted(odd or everyone))
+        return attrs.evolve(circle, ranks=ranks)
+
+    due = [] if left.due is None else [part[left.due]]
+    return Root(
+        cause=left.cause,
+        ranks=tuple(sorted(odd or left.ranks)),
+        calls=(*due, *(i for i in part if i not in due)),
+        is_guess=left.cause is Cause.SKIPPED_COLLECTIVE or not odd,
+    )
 
 
 def _one_hang(
@@ -224,14 +247,43 @@ def is_left_behind(call: StuckCall, states: Sequence[GroupState]) -> bool:
 def _one_crash(
     roots: Sequence[Root],
     calls: Sequence[StuckCall],
-    states: Sequence[GroupState],
+    age: Mapping[int, int],
+    job: Job,
 ) -> list[Root]:
     """
     Tell of all ranks that crashed at once: they may have shared a node.
     """
     crashed = [r for r in roots if r.cause is Cause.RANK_CRASHED]
     lost = {rank for r in crashed for rank in r.ranks}
-    return _as_one(roots, crashed, likeliest_lost(lost, calls, states))
+    likeliest = likeliest_lost(lost, calls, job.states)
+    return [
+        attrs.evolve(r, calls=_as_owed(r.calls, calls, age, job))
+        if r.cause is Cause.RANK_CRASHED
+        else r
+        for r in _as_one(roots, crashed, likeliest)
+    ]
+
+
+def _as_owed(
+    waits: Sequence[int],
+    calls: Sequence[StuckCall],
+    age: Mapping[int, int],
+    job: Job,
+) -> tuple[int, ...]:
+    """
+    Put that call first which the lost rank would most likely have entered.
+
+    It left no habit.  But others went by there; and what is called most often
+    is the likeliest to be due.
+    """
+    passed = kinds_passed([calls[i] for i in waits], job)
+    turn = dict(zip(waits, passed, strict=True))
+    return tuple(
+        sorted(
+            waits,
+            key=lambda i: (turn[i], calls[i].p2p, -calls[i].seq, age[i]),
+        )
+    )
 
 
 def _without_innocents(

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import attrs
 
 from ..columns import Dumps, RankDump
+from .endings import failed_off_record
 from .p2p import Channel, Side
 from .progress import GroupState, Position
 
@@ -136,7 +137,25 @@ def find_stuck_calls(
         for i, s in enumerate(states)
         if (call := _stuck_collective(i, s, outdated)) is not None
     ]
-    return [*calls, *_stuck_p2p(channels, dumps, outdated)]
+    off_record = {
+        d.rank for d in dumps if d.sidecar and failed_off_record(d.sidecar)
+    }
+    return [
+        *(_without_elsewhere(call, off_record) for call in calls),
+        *_stuck_p2p(channels, dumps, outdated),
+    ]
+
+
+def _without_elsewhere(call: StuckCall, off_record: set[int]) -> StuckCall:
+    """
+    Ranks that failed in a call that is not on record waited there themselves.
+    """
+    here = off_record.intersection(call.absent)
+    return attrs.evolve(
+        call,
+        absent=tuple(r for r in call.absent if r not in here),
+        unknown=tuple(sorted(here.union(call.unknown))),
+    )
 
 
 def _stuck_collective(

@@ -50,8 +50,8 @@ _REMEDY = {
     Cause.SIZE_MISMATCH: "make all ranks of the group pass the same sizes; or "
     "find the call that was left out or made once too often before",
     Cause.DTYPE_MISMATCH: "make all ranks of the group pass the same dtype",
-    Cause.SKIPPED_COLLECTIVE: "look for a branch that leaves the call out on "
-    "these ranks only",
+    Cause.SKIPPED_COLLECTIVE: "look for a branch that leaves the call out, or "
+    "a loop that ends earlier, on these ranks only",
     Cause.EXTRA_COLLECTIVE: "look for a branch that makes the call on these "
     "ranks only",
     Cause.UNKNOWN: "take the dumps of all ranks again, at the same time",
@@ -117,9 +117,11 @@ def _summary(job: Job, root: Root, calls: Sequence[StuckCall]) -> str:
         Cause.RANK_NOT_ARRIVED: f"{who} never entered "
         f"{awaited_text(job, first)} ({wait})",
         Cause.RANK_CRASHED: f"{who} left no dump; {wait} for {them} in {what}",
-        Cause.GROUP_ORDER_DEADLOCK: f"{who} wait for each other: {circle}"
-        if len(root.ranks) > 1
-        else f"{who} left the order of the others: {circle}",
+        Cause.SKIPPED_COLLECTIVE: f"{who} skipped {what} ({wait}): {circle}",
+        Cause.GROUP_ORDER_DEADLOCK: f"{who} left the order of the others: "
+        f"{circle}"
+        if root.is_guess or len(root.ranks) == 1
+        else f"{who} wait for each other: {circle}",
         Cause.P2P_DEADLOCK: f"{who} wait for each other: {circle}",
         Cause.RANK_NOT_STARTED: f"{who} enqueued {what}, but the GPU never "
         f"started it ({wait} in it)",
