@@ -38,6 +38,8 @@ MIDDLE = """
 }
 """
 
+STEP = [("step", "/job/train.py", 41)]
+
 pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="Chromium is not installed"
 )
@@ -54,7 +56,7 @@ def report(tmp_path_factory):
     for _ in range(30):
         for row in rows:
             job.collective("all_gather", row)
-        job.collective("all_reduce", late={5: 0.01})
+        job.collective("all_reduce", late={5: 0.01}, stack=STEP)
     job.collective("barrier", ranks=[r for r in range(RANKS) if r != AWAY])
     job.wait(600)
     make_dumps(folder / "dumps", job)
@@ -176,11 +178,13 @@ def test_begins_where_it_matters(page):
 
     assert text.startswith(f"rank {AWAY} · barrier #31")
     assert "not entered" in text
+    assert "last call on record, #30, at" in text
 
 
 def test_pointing_tells_what_a_cell_is(page):
     """
-    The mouse shows rank, call, state, size, group, and time.
+    The mouse shows rank, call, state, size, group, time, and stack, also of
+    calls long ago.
     """
     point_at(page, 5, 12)
 
@@ -189,6 +193,8 @@ def test_pointing_tells_what_a_cell_is(page):
     assert text.startswith("rank 5 · all_reduce #13")
     for word in ("completed", "[1024] Float", "group default_pg", "10 ms"):
         assert word in text
+    assert "called at (by rank 0)" in text
+    assert "step (/job/train.py:41)" in text
 
 
 def test_click_selects(page):

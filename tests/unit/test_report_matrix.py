@@ -88,13 +88,23 @@ def unpacked(data, number=0):
         )
 
     names = ("columns", "ranks", "group", "kind", "states", "programs")
-    found = {name: take(view[name]) for name in names}
+    found = {name: take(view[name]) for name in (*names, "stacks")}
+    found["traced"] = view["traced"]
     shape = view["kinds"], len(found["columns"])
     found["states"] = found["states"].reshape(shape)
     if view["late"]:
         late = take(view["late"]["late"])
         found["late"] = late.reshape(view["rows"], -1)
     return found
+
+
+def stacks_of(data, number=0):
+    """
+    By kind of rank, which stack each of its calls has; -1 if none is known.
+    """
+    view = unpacked(data, number)
+    rows = view["stacks"].astype(np.int32).reshape(-1, len(view["columns"]))
+    return dict(zip(view["traced"], rows.tolist(), strict=True))
 
 
 def cells_of(diagnosis, number=0):
@@ -379,11 +389,13 @@ def test_started_call(tmp_path):
 
 def test_line_of_code(tmp_path):
     """
-    The stack of a stuck call is that of the user, without torch.
+    The stack of each call is that of the user, without torch, up to the last
+    one that its rank made.
     """
     data = matrix_section(seen_in(tmp_path, away_job())).data
 
-    assert [0, 4, ["step (/job/train.py:41)"]] in data["views"][0]["lines"]
+    assert [["step (/job/train.py:41)"]] == data["stacks"]
+    assert {0: [0] * 5, 1: [0] * 4 + [-1]} == stacks_of(data)
 
 
 def test_stack_that_is_all_of_torch(tmp_path):
@@ -396,8 +408,8 @@ def test_stack_that_is_all_of_torch(tmp_path):
 
     data = matrix_section(seen_in(tmp_path, job)).data
 
-    assert [["all_reduce (/site/torch/distributed/c10d.py:9)"]] == [
-        line[2] for line in data["views"][0]["lines"]
+    assert [["all_reduce (/site/torch/distributed/c10d.py:9)"]] == data[
+        "stacks"
     ]
 
 
@@ -407,7 +419,10 @@ def test_no_stacks(tmp_path):
     """
     diagnosis = seen_in(tmp_path, away_job(), as_json=True)
 
-    assert [] == matrix_section(diagnosis).data["views"][0]["lines"]
+    data = matrix_section(diagnosis).data
+
+    assert [] == data["stacks"]
+    assert {} == stacks_of(data)
 
 
 def test_few_files_are_read_again(tmp_path, monkeypatch):
@@ -418,7 +433,7 @@ def test_few_files_are_read_again(tmp_path, monkeypatch):
 
     data = matrix_section(seen_in(tmp_path, away_job())).data
 
-    assert 1 == len(data["views"][0]["lines"])
+    assert 1 == len(stacks_of(data))
 
 
 def test_straggler(tmp_path):

@@ -83,7 +83,7 @@ async function unpacked(data, number) {
   const buffer = await new Response(stream).arrayBuffer();
   const take = ([kind, offset, length]) =>
     kind === "u8" ? new Uint8Array(buffer, offset, length) : new Uint32Array(buffer, offset, length);
-  for (const name of ["columns", "ranks", "group", "kind", "states", "programs"]) {
+  for (const name of ["columns", "ranks", "group", "kind", "states", "programs", "stacks"]) {
     view[name] = take(view[name]);
   }
   if (view.late) {
@@ -502,7 +502,7 @@ function tell(at, cell) {
   const [, groupName, members] = view.groups[view.group[row]];
   line(`group ${groupName}${members ? `: ${members}` : ""}`, "p", "muted");
   tellTimes(view, row, column, line);
-  tellLines(view, row, column, line);
+  tellLines(at, row, column, line);
 }
 
 // What is not in the window is easily taken for what is not there.
@@ -561,20 +561,27 @@ function duration(late, step) {
   return `${value < 9.95 ? value.toFixed(1) : Math.round(value)} ${unit}`;
 }
 
-function tellLines(view, row, column, line) {
-  const found = view.lines.find(([kind, , ]) => kind === view.kind[row]);
-  if (!found) {
+function tellLines({data, view}, row, column, line) {
+  const traced = view.traced.indexOf(view.kind[row]);
+  if (traced < 0) {
     return;
   }
-  const [kind, where, stack] = found;
-  const recorder = view.ranks[view.kind.indexOf(kind)];
-  const isIt = where === column;
-  const isAway = stateAt(view, row, column) >= 5 && where < column;
-  if (!isIt && !isAway) {
+  const width = view.columns.length;
+  const numbers = view.stacks.subarray(traced * width, (traced + 1) * width);
+  let where = column;
+  if (stateAt(view, row, column) >= 5) {
+    // It never came here: where was it last?
+    while (where > 0 && !data.stacks[numbers[where]]) {
+      where -= 1;
+    }
+  }
+  const stack = data.stacks[numbers[where]];
+  if (!stack) {
     return;
   }
+  const recorder = view.ranks[view.kind.indexOf(view.kind[row])];
   const whose = recorder === view.ranks[row] ? "" : ` (by rank ${recorder})`;
-  line(`${isIt ? "called" : `last call on record, #${view.columns[where]},`} at${whose}`, "p", "muted");
+  line(`${where === column ? "called" : `last call on record, #${view.columns[where]},`} at${whose}`, "p", "muted");
   line(stack.join("\n"), "pre");
 }
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import zlib
 
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from ...._text import clean
 from ....flight_recorder.tables import shape_texts
 from ..graph.words import many_ranks
 from .lateness import STEPS, Lateness
+from .lines import Lines
 from .recorded import Recorded
 from .views import View
 
@@ -103,7 +104,7 @@ def packed_view(  # noqa: PLR0913
     *,
     lateness: Lateness | None,
     focus: tuple[int, int],
-    lines: Sequence[tuple[int, int, Sequence[str]]],
+    lines: Lines,
 ) -> dict[str, Any]:
     """
     What does a script need to draw a picture?
@@ -119,7 +120,7 @@ def packed_view(  # noqa: PLR0913
 
         focus: The row and the column to look at first.
 
-        lines: Kind of rank, column, and stack of some cells.
+        lines: Where the calls of some kinds of ranks were made.
 
     Returns:
         Plain data.
@@ -147,7 +148,8 @@ def packed_view(  # noqa: PLR0913
             ]
         ],
         "groups": _groups(view, recorded),
-        "lines": [[kind, column, [*text]] for kind, column, text in lines],
+        "traced": list(lines.kinds),
+        "stacks": blob.add(np.array(lines.stacks, np.int64), "u32"),
         "late": None if lateness is None else _late(lateness, blob),
         "blob": blob.text(),
     }

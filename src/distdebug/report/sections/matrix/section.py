@@ -92,7 +92,7 @@ def _data(
     flight: FlightReport,
 ) -> dict[str, Any]:
     calls, codes = packed_calls(views, recorded)
-    lines = lines_of(views, recorded)
+    stacks, lines = lines_of(views, recorded)
     return {
         "states": [list(state) for state in _STATES],
         "color": "late"
@@ -100,6 +100,7 @@ def _data(
         else "state",
         "blamed": list(diagnosis.verdict.ranks),
         "calls": calls,
+        "stacks": stacks,
         "views": [
             packed_view(
                 view,
