@@ -149,7 +149,9 @@ class TestRequest:
             wait_for(lambda: is_hanging(tmp_path / "d"), seconds=30)
             rows = request_dumps(tmp_path / "d")
 
-            assert [(0, "dumped"), (1, "dumped")] == [r[:2] for r in rows]
+            assert [(0, "dumped"), (1, "dumped")] == [
+                (r.rank, r.status) for r in rows
+            ]
             assert [None, None] == [process.poll() for process in ranks]
 
         for row in rows:
@@ -187,7 +189,7 @@ class TestRequest:
             wait_ready(process)
             (row,) = request_dumps(tmp_path / "d")
 
-        assert (0, "failed") == row[:2]
+        assert (0, "failed") == (row.rank, row.status)
         assert "nothing to dump" in row.reason
 
     def test_dead(self, tmp_path):
@@ -198,7 +200,7 @@ class TestRequest:
             wait_ready(process)
         (row,) = request_dumps(tmp_path / "d")
 
-        assert (0, "absent") == row[:2]
+        assert (0, "absent") == (row.rank, row.status)
 
     def test_stuck(self, tmp_path):
         """
@@ -208,7 +210,7 @@ class TestRequest:
             wait_ready(process)
             (row,) = request_dumps(tmp_path / "d", timeout_s=0.5)
 
-        assert (0, "silent") == row[:2]
+        assert (0, "silent") == (row.rank, row.status)
 
 
 class TestEnds:

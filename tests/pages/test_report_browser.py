@@ -619,6 +619,28 @@ class TestSmall:
 
         assert last["y"] + last["height"] <= bar["y"] + 1
 
+    def test_places(self, small, shown):
+        """
+        A line of a log leads from what rests on it to the excerpt, and back.
+        """
+        with shown(small.path) as tab:
+            tab.locator("#findings details").evaluate_all(
+                "all => all.forEach((details) => { details.open = true; })"
+            )
+            tab.locator("#logs > details").evaluate("it => it.open = false")
+            text = tab.locator("#findings [data-place] a").inner_text()
+            tab.locator("#findings [data-place] a").click()
+            excerpt = tab.locator("#logs :target")
+            excerpt.wait_for(state="visible")
+            top = excerpt.bounding_box()["y"]
+            there = excerpt.inner_text()
+            excerpt.locator("a").click()
+            tab.locator("#findings :target").wait_for(state="visible")
+
+        assert text.endswith("job.log, line 81")
+        assert text == there
+        assert 0 <= top < 900
+
     def test_other_threads(self, small, shown):
         """
         What only other threads do is found, too, and shown on request.

@@ -333,7 +333,7 @@ class TestExtras:
         (row,) = request_dumps(recording.settings.dump_dir)
         extra.stop()
 
-        assert (3, "dumped") == row[:2]
+        assert (3, "dumped") == (row.rank, row.status)
         assert [] == list(recording.settings.dump_dir.glob("*.pipe"))
         assert ["limit", ("release", False), "close"] == signals.calls
 

@@ -15,7 +15,7 @@ from distdebug.flight_recorder.recording.listener import (
     drain,
     open_request_pipe,
 )
-from distdebug.flight_recorder.request import request_dumps
+from distdebug.flight_recorder.request import DumpRequest, request_dumps
 
 
 TOKEN = "1700000000-42"
@@ -76,7 +76,9 @@ def test_dumped(tmp_path, rank):
 
     rows = request_dumps(tmp_path)
 
-    assert [(0, "dumped"), (1, "dumped")] == [row[:2] for row in rows]
+    assert [(0, "dumped"), (1, "dumped")] == [
+        (row.rank, row.status) for row in rows
+    ]
     assert [tmp_path / f"170000000{r}-4-1_rank_{r}" for r in (0, 1)] == [
         row.path for row in rows
     ]
@@ -107,7 +109,8 @@ def test_prefix(tmp_path, rank):
 
     rows = request_dumps(tmp_path / "nccl_")
 
-    assert [(0, "asked", tmp_path / "nccl_0.pipe", "")] == list(rows)
+    pipe = tmp_path / "nccl_0.pipe"
+    assert (DumpRequest(0, "asked", pipe),) == rows
 
 
 def test_unknown_rank(tmp_path, rank):
@@ -118,7 +121,7 @@ def test_unknown_rank(tmp_path, rank):
 
     (row,) = request_dumps(tmp_path)
 
-    assert (6, "dumped") == row[:2]
+    assert (6, "dumped") == (row.rank, row.status)
 
 
 def test_restarted(tmp_path, rank):
@@ -142,7 +145,7 @@ def test_torch_answers_for_us(tmp_path, rank):
 
     (row,) = request_dumps(tmp_path)
 
-    assert (0, "asked") == row[:2]
+    assert (0, "asked") == (row.rank, row.status)
 
 
 @pytest.mark.parametrize("make", [Path.touch, lambda p: p.symlink_to("x")])
@@ -182,7 +185,7 @@ def test_bad_answer(tmp_path, rank, text):
 
     (row,) = request_dumps(tmp_path)
 
-    assert (0, "failed", path) == row[:3]
+    assert (0, "failed", path) == (row.rank, row.status, row.path)
 
 
 def test_nothing_to_dump(tmp_path, rank):

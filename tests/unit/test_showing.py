@@ -59,6 +59,7 @@ from distdebug.flight_recorder.recording.settings import (
     RecorderSettings,
     Setting,
 )
+from distdebug.flight_recorder.request import DumpRequest
 from distdebug.flight_recorder.timeline.model import HostClock, Timeline
 from distdebug.health.model import EnvironmentHealth, NodeFacts, NodeHealth
 from distdebug.logscan.collectives.logs import CollectiveLogs
@@ -191,6 +192,7 @@ SAMPLES = {
     ),
     "Diagnosis": lambda _: _diagnosis(),
     "DriverLog": lambda folder: read_driver_log(_log(folder)),
+    "DumpRequest": lambda _: DumpRequest(0, "failed", Path("/d"), HOSTILE),
     "Dumps": lambda folder: attrs.evolve(
         _flight(folder).dumps,
         problems=(Missing(what="dump", reason=HOSTILE, rank=2),),

@@ -21,7 +21,7 @@ from .output import print_json
 
 
 if TYPE_CHECKING:
-    from ..flight_recorder.dump import DumpRequest
+    from ..flight_recorder.request import DumpRequest
 
 
 __all__ = ["add_parser", "run"]
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
         )
 
     if args.json:
-        print_json("dump", {"ranks": [_record(row) for row in rows]})
+        print_json("dump", {"ranks": [row.to_dict() for row in rows]})
     else:
         print(text_table(("rank", "answer", "file", "why"), map(_cells, rows)))
     return _status(rows)
@@ -139,10 +139,6 @@ def _shape(folder: Path) -> tuple[dict[str, int], int]:
 def _cells(row: DumpRequest) -> tuple[object, ...]:
     rank = "?" if row.rank is None else row.rank
     return rank, row.status, row.path, row.reason
-
-
-def _record(row: DumpRequest) -> dict[str, object]:
-    return {**row._asdict(), "path": str(row.path)}
 
 
 def _status(rows: Sequence[DumpRequest]) -> int:

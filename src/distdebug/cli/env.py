@@ -124,9 +124,7 @@ def run(args: argparse.Namespace) -> int:
     for warning in settings.warnings:
         warn(warning)
     if args.json:
-        variables = [s._asdict() for s in settings.variables]
-        data = {"dump_dir": str(settings.dump_dir), "variables": variables}
-        print_json("env", data)
+        print_json("env", settings.to_dict())
     else:
         print(settings.to_exports(), end="")
     return 0

@@ -18,7 +18,7 @@ from ..capture.node import capture_node
 from ..diagnosis import diagnose
 from ..errors import DistdebugError, MissingDependencyError
 from ..findings import Diagnosis
-from ..flight_recorder.dump import request_dumps
+from ..flight_recorder.request import request_dumps
 from .job import TrainingJob, start_job, watch_job
 from .scenarios import Scenario
 

@@ -27,17 +27,10 @@ from .recording.folder import make_folder
 from .recording.plan import plan_flight_recorder
 from .recording.settings import RecorderSettings
 from .recording.trace import read_trace
-from .request import DumpRequest, request_dumps
 from .sidecar import write_sidecar
 
 
-__all__ = [
-    "DumpRequest",
-    "dump_flight_recorder",
-    "request_dumps",
-    "write_dump",
-    "write_words",
-]
+__all__ = ["dump_flight_recorder", "write_dump", "write_words"]
 
 
 def dump_flight_recorder(

@@ -16,9 +16,13 @@ import time
 
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal
+
+import attrs
 
 from .._files import is_folder
+from .._showing import Block, Entries, Entry, Shown
+from .._text import clean
 from .sidecar import SIDECAR_SUFFIX, read_sidecar
 
 
@@ -33,7 +37,8 @@ _FIRST_PAUSE = 0.01
 _LONGEST_PAUSE = 0.25
 
 
-class DumpRequest(NamedTuple):
+@attrs.frozen
+class DumpRequest(Shown):
     """
     What became of the request to one rank.
 
@@ -53,6 +58,18 @@ class DumpRequest(NamedTuple):
     status: Literal["dumped", "asked", "silent", "absent", "failed"]
     path: Path
     reason: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """
+        Plain data, as ``distdebug dump --json`` has it for each rank.
+        """
+        return {**attrs.asdict(self), "path": str(self.path)}
+
+    def _blocks_(self) -> Iterable[Block]:
+        rank = "a rank" if self.rank is None else f"rank {self.rank}"
+        told = {"file": str(self.path), "why": self.reason}
+        facts = [(label, clean(text)) for label, text in told.items() if text]
+        yield Entries([Entry(f"{rank}: {self.status}", facts)])
 
 
 def request_dumps(
@@ -194,7 +211,7 @@ def _settle(row: DumpRequest, sidecar: Path, *, is_late: bool) -> DumpRequest:
     try:
         answer = read_sidecar(sidecar)
     except (OSError, ValueError) as exc:
-        return row._replace(status="failed", path=sidecar, reason=str(exc))
+        return DumpRequest(row.rank, "failed", sidecar, str(exc))
 
     if not answer.dump:
         reason = "it has nothing to dump"

@@ -104,6 +104,13 @@ class RecorderSettings(NamedTuple):
                 lines.append(f"unset {s.name}\n")
         return "".join(lines)
 
+    def to_dict(self) -> dict[str, Any]:
+        """
+        Plain data in the layout of ``distdebug env --json``.
+        """
+        records = self.to_records()
+        return {"dump_dir": str(self.dump_dir), "variables": records}
+
     def to_records(self) -> list[dict[str, Any]]:
         """
         One plain dictionary per variable.

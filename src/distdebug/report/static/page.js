@@ -25,6 +25,7 @@ document.addEventListener("DOMContentLoaded", () => {
   for (const [name, draw] of makers) {
     drawSafely(document.getElementById(name), name, draw);
   }
+  joinPlaces();
   document.documentElement.classList.add("is-drawn");
   followHash();
 });
@@ -115,8 +116,30 @@ function followHash() {
   const details = target && target.querySelector(":scope > details");
   if (details) {
     details.open = true;
-    target.scrollIntoView();
   }
+  if (target) {
+    target.scrollIntoView({block: details ? "start" : "center"});
+  }
+}
+
+// A line of a log that several parts show: each leads to the next one.
+function joinPlaces() {
+  const shown = new Map();
+  for (const element of document.querySelectorAll("[data-place]")) {
+    const place = element.textContent;
+    shown.set(place, shown.get(place) ?? []);
+    shown.get(place).push(element);
+  }
+  shown.delete("");
+  const several = [...shown.values()].filter((alike) => alike.length > 1);
+  several.forEach((alike, place) => alike.forEach((element, i) => {
+    const link = document.createElement("a");
+    link.href = `#place-${place}-${(i + 1) % alike.length}`;
+    link.title = "where else this page shows it";
+    link.append(...element.childNodes);
+    element.id = `place-${place}-${i}`;
+    element.append(link);
+  }));
 }
 
 // Who was selected, and where on the page it is.
