@@ -44,6 +44,8 @@ _REPORT = "FUZZED "
 # How libFuzzer tells the edges that were reached.
 _EDGES = re.compile(r"cov: ([0-9]+)")
 _START_S = 120.0
+# What atheris notes of comparisons grows, with some targets by 10 MB a second.
+_LONGEST_S = 240.0
 _MOST_DEFECTS = 20
 _MIB = 1 << 20
 # Four times the size takes four times the time, on a machine at rest.
@@ -133,10 +135,17 @@ def _full(name: str) -> str:
 
 def _spawn(name: str, args: argparse.Namespace) -> int:
     """
-    Fuzz in another process, which may hang or die.
+    Fuzz in another process, which may hang or die; or in one after the other.
     """
+    found, left, seed = 0, args.seconds, args.seed
+    longest = args.seconds if args.inputs else _LONGEST_S
     with tempfile.TemporaryDirectory(prefix="distdebug-corpus-") as corpus:
-        return _watch(name, args, args.corpus or corpus)
+        while left > 0:
+            now = {"seconds": min(left, longest), "seed": seed}
+            turn = argparse.Namespace(**{**vars(args), **now})
+            found += _watch(name, turn, args.corpus or corpus)
+            left, seed = left - longest, seed + 1
+    return found
 
 
 def _watch(name: str, args: argparse.Namespace, corpus: str | Path) -> int:
