@@ -6,38 +6,36 @@ from __future__ import annotations
 
 import os
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import attrs
 
 from .._files import is_folder
 from ..errors import NoDumpsError
-from ..findings import Cause, Diagnosis, Finding, Missing
+from ..findings import Cause, Diagnosis, Missing
 from ..flight_recorder.analysis.analyze import analyze_dumps
-from ..flight_recorder.analysis.freshness import silent_s
 from ..flight_recorder.analysis.report import FlightReport
 from ..flight_recorder.columns import Dumps
 from ..flight_recorder.read import read_dumps
-from ..stacks.explain import explain_ranks, explain_stacks
+from ..stacks.explain import explain_stacks
 from ..stacks.files import is_captured, is_stack_like
-from ..stacks.jobs import members_of_job
 from ..stacks.model import ProcessStacks
 from ..stacks.parse import StackFiles, read_stack_files
-from .hosts import HostView, all_stacks, ended_well, host_views
+from .from_stacks import diagnose_stacks
+from .hosts import all_stacks, ended_well, host_views
 from .logs.join import diagnose_logs, join_logs
 from .logs.model import LogEvidence
 from .logs.read import read_logs
 from .refine import refine
 from .seen import Seen
-from .unrecorded import find_failed
+from .unrecorded import look_again
 
 
 __all__ = ["diagnose"]
 
 # Stacks are often pasted, or printed by the job itself.
 _LOGS = {".err", ".log", ".out", ".txt"}
-_WAITS = {Cause.COLLECTIVE_WAIT, Cause.RENDEZVOUS_WAIT}
 # A job that goes on has none of these.
 _STUCK = {
     Cause.RANK_NOT_ARRIVED,
@@ -50,14 +48,6 @@ _STUCK = {
 _REMEDY = (
     "name a folder with files of at least one of these kinds; how to get them "
     "from a job that runs: distdebug snapshot --help"
-)
-_UNKNOWN = Finding(
-    cause=Cause.UNKNOWN,
-    ranks=(),
-    summary="the stacks do not tell what the processes wait for",
-    confidence="possible",
-    remedy="take native stacks too (distdebug stacks --native), and enable "
-    "the Flight Recorder",
 )
 _NO_DUMPS = Missing(
     what="dump", reason="there are no Flight Recorder dumps, only stacks"
@@ -128,7 +118,7 @@ def _conclude(
         return diagnose_logs(logs)
     if flight is None:
         from_stacks = attrs.evolve(
-            _from_stacks(found.stacks), missing=(_NO_DUMPS, *found.missing)
+            diagnose_stacks(found.stacks), missing=(_NO_DUMPS, *found.missing)
         )
         return join_logs(from_stacks, logs, alive=_alive(found.stacks))
 
@@ -190,71 +180,16 @@ def _from_dumps(flight: FlightReport, found: StackFiles) -> Diagnosis:
         if has_any or (found.stacks and not len(dumps)):
             unread = (*diagnosis.missing, *found.missing)
             lost = (_NO_CALLS, *unread) if len(dumps) else unread
-            return attrs.evolve(_from_stacks(stacks), missing=lost)
+            return attrs.evolve(diagnose_stacks(stacks), missing=lost)
 
     views = host_views(dumps, found.stacks)
     diagnosis = refine(diagnosis, views, dumps, flight.waits)
     if diagnosis.verdict.cause is Cause.HEALTHY and not ended_well(dumps):
-        own = _of_ranks(dumps, all_stacks(dumps, found.stacks))
-        diagnosis = _with_unrecorded(diagnosis, views, dumps, own)
+        stacks = all_stacks(dumps, found.stacks)
+        diagnosis = look_again(diagnosis, views, dumps, stacks)
     diagnosis = _with_movement(diagnosis, found.stacks)
     return attrs.evolve(
         diagnosis, missing=(*diagnosis.missing, *found.missing)
-    )
-
-
-def _of_ranks(
-    dumps: Dumps, stacks: Sequence[ProcessStacks]
-) -> Sequence[ProcessStacks]:
-    """
-    The ranks and their children, where side-cars tell which these are.
-    """
-    pids = {(s.host, s.pid) for s in dumps.sidecars.values()}
-    own = [
-        p
-        for p in stacks
-        if not pids.isdisjoint({(p.host, p.pid), (p.host, p.parent_pid)})
-    ]
-    return own or stacks
-
-
-def _with_unrecorded(
-    diagnosis: Diagnosis,
-    views: Mapping[int, HostView],
-    dumps: Dumps,
-    stacks: Sequence[ProcessStacks],
-) -> Diagnosis:
-    """
-    Look again at a job of which nothing on record is stuck.
-    """
-    failed = find_failed(views, dumps)
-    if failed is not None:
-        return attrs.evolve(diagnosis, verdict=failed, findings=(failed,))
-
-    seconds = silent_s(dumps)
-    if not seconds:
-        return diagnosis
-
-    told = f"no call is on record for {seconds:.0f} s, longer than ever before"
-    seen = _from_stacks(stacks)
-    verdict = seen.verdict
-    is_waiting = any(v.cause in _WAITS for v in views.values())
-    if not is_waiting or verdict.cause.is_fine or not seen.findings:
-        healthy = attrs.evolve(
-            diagnosis.verdict,
-            summary=f"{diagnosis.verdict.summary}; but {told}",
-            confidence="possible",
-            remedy="if it hangs, look at its stacks (distdebug stacks): not "
-            "all calls are recorded on Gloo",
-        )
-        return attrs.evolve(diagnosis, verdict=healthy)
-
-    verdict = attrs.evolve(verdict, summary=f"{verdict.summary}; {told}")
-    return attrs.evolve(
-        diagnosis,
-        verdict=verdict,
-        findings=(verdict, *seen.findings[1:]),
-        victims=seen.victims,
     )
 
 
@@ -293,33 +228,3 @@ def _with_movement(
     return attrs.evolve(
         diagnosis, verdict=verdict, findings=(verdict, *others, *moving)
     )
-
-
-def _from_stacks(stacks: Sequence[ProcessStacks]) -> Diagnosis:
-    """
-    Diagnose without any dump: who stands apart, and what do the others do?
-    """
-    findings = explain_stacks(stacks)
-    verdict = findings[0] if findings else _UNKNOWN
-    victims = _victims(members_of_job(verdict, stacks), verdict)
-    if len(findings) > 1 and not victims:
-        # Nobody is seen to wait for anybody: the first is only a suspect.
-        verdict = attrs.evolve(
-            verdict,
-            confidence="possible",
-            remedy="enable the Flight Recorder, and take the dumps of all "
-            "ranks: they tell who holds up whom",
-        )
-        findings = (verdict, *findings[1:])
-    return Diagnosis(verdict=verdict, findings=findings, victims=victims)
-
-
-def _victims(
-    stacks: Iterable[ProcessStacks], verdict: Finding
-) -> tuple[int, ...]:
-    waiting = {
-        view.process.rank
-        for view in explain_ranks(stacks)
-        if view.process.rank is not None and view.cause in _WAITS
-    }
-    return tuple(sorted(waiting.difference(verdict.ranks)))

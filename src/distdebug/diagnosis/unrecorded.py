@@ -16,6 +16,7 @@ import attrs
 from ..findings import (
     Cause,
     CollectiveRef,
+    Diagnosis,
     Finding,
     GroupRef,
 )
@@ -24,19 +25,90 @@ from ..flight_recorder.analysis.endings import (
     failed_in_call,
     lost_peer,
 )
+from ..flight_recorder.analysis.freshness import silent_s
 from ..flight_recorder.columns import Dumps
 from ..ranks import ranks_text
+from ..stacks.model import ProcessStacks
 from ..waits import Wait
 from .deaths import quote_error
+from .from_stacks import WAITS, diagnose_stacks
 from .hosts import HostView
 
 
-__all__ = ["find_failed", "without_waiting"]
+__all__ = ["look_again", "without_waiting"]
 
 _TIMED_OUT = re.compile(r"tim(ed|e)[ -]?out", re.IGNORECASE)
 
 
-def find_failed(views: Mapping[int, HostView], dumps: Dumps) -> Finding | None:
+def look_again(
+    diagnosis: Diagnosis,
+    views: Mapping[int, HostView],
+    dumps: Dumps,
+    stacks: Sequence[ProcessStacks],
+) -> Diagnosis:
+    """
+    Look again at a job of which nothing on record is stuck.
+
+    Args:
+        diagnosis: What its dumps tell: that it is healthy.
+
+        views: What each rank was doing on its host.
+
+        dumps: What the ranks recorded.
+
+        stacks: All processes that were looked at.
+
+    Returns:
+        The diagnosis of calls that failed, or that ranks wait in, without
+        being on record; the same if there are none.
+    """
+    failed = _find_failed(views, dumps)
+    if failed is not None:
+        return attrs.evolve(diagnosis, verdict=failed, findings=(failed,))
+
+    seconds = silent_s(dumps)
+    if not seconds:
+        return diagnosis
+
+    told = f"no call is on record for {seconds:.0f} s, longer than ever before"
+    seen = diagnose_stacks(_of_ranks(dumps, stacks))
+    verdict = seen.verdict
+    is_waiting = any(v.cause in WAITS for v in views.values())
+    if not is_waiting or verdict.cause.is_fine or not seen.findings:
+        healthy = attrs.evolve(
+            diagnosis.verdict,
+            summary=f"{diagnosis.verdict.summary}; but {told}",
+            confidence="possible",
+            remedy="if it hangs, look at its stacks (distdebug stacks): not "
+            "all calls are recorded on Gloo",
+        )
+        return attrs.evolve(diagnosis, verdict=healthy)
+
+    verdict = attrs.evolve(verdict, summary=f"{verdict.summary}; {told}")
+    return attrs.evolve(
+        diagnosis,
+        verdict=verdict,
+        findings=(verdict, *seen.findings[1:]),
+        victims=seen.victims,
+    )
+
+
+def _of_ranks(
+    dumps: Dumps, stacks: Sequence[ProcessStacks]
+) -> Sequence[ProcessStacks]:
+    """
+    The ranks and their children, where side-cars tell which these are.
+    """
+    pids = {(s.host, s.pid) for s in dumps.sidecars.values()}
+    own = [
+        p
+        for p in stacks
+        if not pids.isdisjoint({(p.host, p.pid), (p.host, p.parent_pid)})
+    ]
+    return own or stacks
+
+
+def _find_failed(views: Mapping[int, HostView], dumps: Dumps) -> Finding | None:
     """
     Find the calls that failed although no dump shows them.
 
