@@ -108,7 +108,9 @@ def _of_ranks(
     return own or stacks
 
 
-def _find_failed(views: Mapping[int, HostView], dumps: Dumps) -> Finding | None:
+def _find_failed(
+    views: Mapping[int, HostView], dumps: Dumps
+) -> Finding | None:
     """
     Find the calls that failed although no dump shows them.
 
