@@ -24,8 +24,10 @@ nox.options.sessions = [
     "integration",
 ]
 
-# Integration tests that do not judge by what the machine has time for.
+# Integration tests that do not judge by what the machine has time for; the
+# longest first.
 PATIENT = [
+    "watch",
     *("collective_logs", "diagnose_logs", "health", "logscan", "nodes_ray"),
     *("nsight", "nsight_patch", "packed", "ray_debugger", "raydeaths"),
     *("raylogs", "raylogs_live", "startup_live", "torch", "unrecorded"),
