@@ -7,6 +7,8 @@ from __future__ import annotations
 import os
 import pickle
 
+from pathlib import Path
+
 import psutil
 import pytest
 
@@ -967,7 +969,16 @@ class TestAncestors:
             maps=TORCH,
             start=900,
         )
+        Path(fake_proc.root, "self").symlink_to(str(os.getpid()))
         return fake_proc
+
+    def test_elsewhere(self, job):
+        """
+        Where this process is not, somebody else has its number.
+        """
+        Path(job.root, "self").unlink()
+
+        assert {20, 21, os.getpid()} <= found(job, r"t\.py").keys()
 
     def test_wanted(self, job):
         """

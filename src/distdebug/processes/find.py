@@ -64,9 +64,12 @@ def find_workers(
     """
     wanted = compile_patterns(patterns)
     family = family_of(list_processes(root))
-    hidden = {os.getpid()} | _other_collectors(family)
-    if not include_ancestors:
-        hidden |= _own_line(family)
+    own = family.processes.get(_own_number(root))
+    hidden = _other_collectors(family)
+    if own is not None:
+        hidden |= {own.pid}
+        if not include_ancestors:
+            hidden |= {above.pid for above in family.ancestors(own)}
 
     def is_wanted(process: Process) -> bool:
         return process.pid not in hidden and is_match(process, wanted)
@@ -82,11 +85,16 @@ def find_workers(
     return describe_workers(scene, claims, chosen)
 
 
-def _own_line(family: Family) -> set[int]:
-    own = family.processes.get(os.getpid())
-    if own is None:  # another root
-        return set()
-    return {above.pid for above in family.ancestors(own)}
+def _own_number(root: str) -> int:
+    """
+    The number that this process has there, or -1 if it is not there.
+
+    In the files of another container, ours belongs to somebody else.
+    """
+    try:
+        return int(os.readlink(f"{root}/self"))  # noqa: PTH115 a text
+    except (OSError, ValueError):
+        return -1
 
 
 def _other_collectors(family: Family) -> set[int]:
