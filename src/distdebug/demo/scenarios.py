@@ -92,7 +92,7 @@ SCENARIOS = {
             "order",
             "the last rank enters its two groups in another order",
             Cause.GROUP_ORDER_DEADLOCK,
-            (-2, -1),
+            (-1,),
         ),
         Scenario(
             "crash",
