@@ -17,7 +17,7 @@ from ..stacks.model import ProcessStacks
 __all__ = ["WAITS", "diagnose_stacks"]
 
 # What ranks are in that merely wait for others.
-WAITS = {Cause.COLLECTIVE_WAIT, Cause.RENDEZVOUS_WAIT}
+WAITS = frozenset({Cause.COLLECTIVE_WAIT, Cause.RENDEZVOUS_WAIT})
 _UNKNOWN = Finding(
     cause=Cause.UNKNOWN,
     ranks=(),

@@ -22,7 +22,7 @@ __all__ = [
 ]
 
 _MOST_ANCESTORS = 16
-_DEAD = frozenset({"", "Z", "X", "x"})
+_DEAD = frozenset({"Z", "X", "x"})
 
 _Place = tuple[str | None, int]
 
@@ -103,10 +103,12 @@ def _is_nameless(process: ProcessStacks) -> bool:
     """
     Whether a process has ended, and does not tell whose it was.
     """
-    if process.job or process.state not in _DEAD - {""}:
+    if process.job or process.state not in _DEAD:
         return False
     # The first thread may end before the others do.
-    lives = any(t.frames or t.state not in _DEAD for t in process.threads)
+    lives = any(
+        t.frames or t.state not in {"", *_DEAD} for t in process.threads
+    )
     return process.rank is None and not lives
 
 

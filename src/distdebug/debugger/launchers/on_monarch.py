@@ -122,10 +122,7 @@ def _ending(leave: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def _maybe_exit_debugger(self: Any, *args: Any, **kwargs: Any) -> None:
-        # Other messages are handled by this thread, between its awaits.
-        if _has_stopped.get():
-            release_thread()
-        _handled.pop(id(_handles.get()), None)
+        _leave_message()
         leave(self, *args, **kwargs)
 
     return _maybe_exit_debugger
@@ -140,11 +137,19 @@ def _examining(examine: Callable[..., Any]) -> Callable[..., Any]:
     def _post_mortem_debug(self: Any, trace: Any) -> None:
         del self, trace
         examine_caught(always="post mortem" in _wanted)
-        if _has_stopped.get():
-            release_thread()
-        _handled.pop(id(_handles.get()), None)
+        _leave_message()
 
     return _post_mortem_debug
+
+
+def _leave_message() -> None:
+    """
+    This thread has handled its message.
+    """
+    # It handles others, too, between its awaits.
+    if _has_stopped.get():
+        release_thread()
+    _handled.pop(id(_handles.get()), None)
 
 
 def _labels() -> dict[str, Any]:

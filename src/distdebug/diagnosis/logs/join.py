@@ -13,6 +13,7 @@ import attrs
 from ...findings import Cause, Diagnosis, Finding, Missing
 from ...ranks import ranks_text
 from ...startup.model import PhaseReport
+from ..from_stacks import WAITS
 from .model import LogEvidence
 from .order import is_end, is_first_cause, log_findings, waiting_ranks
 
@@ -31,9 +32,7 @@ _FATAL = frozenset(
 )
 _ENDS = frozenset({Cause.KILLED, Cause.ACTOR_DIED})
 # Where a process waited that is dead by now, and what its log says of that.
-_VAIN = frozenset(
-    {Cause.UNKNOWN, Cause.COLLECTIVE_WAIT, Cause.RENDEZVOUS_WAIT}
-)
+_VAIN = WAITS | {Cause.UNKNOWN}
 _TIMED_OUT = frozenset(
     {
         *(Cause.RANK_NOT_ARRIVED, Cause.COLLECTIVE_TIMEOUT),
