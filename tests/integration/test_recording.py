@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,6 +31,7 @@ PROGRAMS = Path(__file__).with_name("programs")
 # The limits that the operating system keeps, and some for a busy machine.
 TERM_LIMIT_S = 15 + 10
 ABORT_LIMIT_S = 16 + 10
+HELD_S = 6
 PATIENCE_S = 60
 
 
@@ -97,7 +99,7 @@ def need_recorder():
 @contextmanager
 def gloo_job(behavior, dump_dir):
     """
-    Run two ranks of a Gloo job.
+    Run two ranks of a Gloo job, and let rank 0 begin when both are ready.
     """
     need_recorder()
     store = dump_dir.with_name("store")
@@ -110,6 +112,7 @@ def gloo_job(behavior, dump_dir):
     try:
         for process in ranks:
             wait_ready(process)
+        print("go", file=ranks[0].stdin, flush=True)
         yield ranks
     finally:
         for process in ranks:
@@ -301,15 +304,22 @@ class TestSignals:
         """
         std::terminate leaves a dump, and its stacks go to stderr as well.
         """
-        with gloo_job("terminate", tmp_path / "d") as (process, _):
-            _, err = process.communicate(timeout=30)
+        # Six seconds of the clock are promised: where the whole machine stood
+        # still for as long, that tells nothing.
+        for attempt in "abc":
+            with gloo_job("terminate", tmp_path / attempt) as (process, _):
+                began = time.monotonic()
+                _, err = process.communicate(timeout=30)
+            if time.monotonic() - began < HELD_S:
+                break
 
         if "AttributeError" in err or "OSError" in err:
             pytest.skip("there is no libstdc++")
-        (sidecar,) = sidecars(tmp_path / "d", reason="SIGABRT")
-        assert -signal.SIGABRT == process.returncode
+        left = sorted(path.name for path in (tmp_path / attempt).iterdir())
+        found = sidecars(tmp_path / attempt, reason="SIGABRT")
+        assert [-signal.SIGABRT, 1] == [process.returncode, len(found)], left
         assert "Fatal Python error: Aborted" in err
-        assert (tmp_path / "d" / sidecar["dump"]).exists()
+        assert found[0]["dump"] in left
 
     def test_own_handler(self, tmp_path):
         """

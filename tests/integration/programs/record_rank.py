@@ -4,7 +4,8 @@ One rank of a small Gloo job in which rank 0 ends in a chosen way.
 Usage: record_rank.py BEHAVIOR DUMP_DIR STORE_FILE
 
 Both ranks complete two calls and say "ready".  Then rank 1 waits until its
-standard input ends, and rank 0 does what BEHAVIOR says.
+standard input ends.  Rank 0 waits for a line, so that it does not take the
+connection from rank 1, and does what BEHAVIOR says.
 """
 
 import ctypes
@@ -86,4 +87,5 @@ if __name__ == "__main__":
     if RANK == 1:
         sys.stdin.read()
         os._exit(0)
+    sys.stdin.readline()
     globals()[BEHAVIOR]()
