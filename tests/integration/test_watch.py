@@ -82,6 +82,14 @@ class Job:
             for child in psutil.Process(pid).children()
         ]
 
+    def collector(self):
+        """
+        The process that takes the snapshot, when all others gave way to it.
+        """
+        children = self.children
+        has_begun = any(self.folder.glob("hangs/*/"))
+        return children[0] if has_begun and len(children) == 1 else None
+
     def end(self):
         """
         End it, with whatever it has started.
@@ -255,12 +263,9 @@ def test_collector_killed(start):
     If the collector is killed, the job goes on, and another one takes over.
     """
     job = start("io")
-    (child, *_) = wait_for(
-        lambda: job.children if list(job.folder.glob("hangs/*/")) else [],
-        seconds=PATIENCE_S,
-    )
+    collector = wait_for(job.collector, seconds=PATIENCE_S)
 
-    child.kill()
+    collector.kill()
 
     wait_for(
         (job.folder / "hangs" / "manifest.json").exists, seconds=PATIENCE_S
@@ -277,10 +282,9 @@ def test_rank_killed(start):
     If the rank that takes the snapshot is killed, it is taken all the same.
     """
     job = start("io")
-    wait_for(lambda: list(job.folder.glob("hangs/*/")), seconds=PATIENCE_S)
-    (parent,) = {child.ppid() for child in job.children}
+    collector = wait_for(job.collector, seconds=PATIENCE_S)
 
-    os.kill(parent, signal.SIGKILL)
+    os.kill(collector.ppid(), signal.SIGKILL)
 
     wait_for(
         (job.folder / "hangs" / "manifest.json").exists, seconds=PATIENCE_S
