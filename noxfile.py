@@ -28,6 +28,7 @@ nox.options.sessions = [
 # longest first.
 PATIENT = [
     "watch",
+    *("capture_kill", "debugger_nodes"),
     *("collective_logs", "diagnose_logs", "health", "logscan", "nodes_ray"),
     *("nsight", "nsight_patch", "packed", "ray_debugger", "raydeaths"),
     *("raylogs", "raylogs_live", "startup_live", "torch", "unrecorded"),

@@ -158,6 +158,23 @@ class TestDumpPython:
 
         assert "..." == log.read_text()
 
+    def test_moving(self, tool, tmp_path):
+        """
+        Of a deep recursion it is tried more often, and not for ever either.
+        """
+        log = tmp_path / "log"
+        tool(
+            f"import sys; open({str(log)!r}, 'a').write('.')\n"
+            "sys.exit('Error: Failed to get stack traces\\n\\nCaused by:\\n"
+            "    1: Failed to copy PyCodeObject\\n    2: Bad address "
+            "(os error 14)')"
+        )
+
+        _, attempt = dump()
+
+        assert 10 * "." == log.read_text()
+        assert CaptureStatus.TOOL_FAILED is attempt.status
+
     def test_no_tool(self, monkeypatch):
         """
         Without py-spy there is a way to get it.

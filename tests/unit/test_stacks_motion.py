@@ -4,6 +4,7 @@ Whether a thread is stuck or slow, and whose code it is in.
 
 from __future__ import annotations
 
+import attrs
 import pytest
 
 from distdebug.stacks.model import (
@@ -66,6 +67,12 @@ MOTIONS = [
     (Motion.SPINNING, watched(cpu_s=1.9), None),
     (Motion.SPINNING, watched(cpu_s=0.2, involuntary=100), None),
     (Motion.SPINNING, watched(cpu_s=1.9, has_returned=False), None),
+    # Ran, and nobody knows where before.
+    (
+        Motion.UNKNOWN,
+        attrs.evolve(watched(cpu_s=1.9), frames=(StackFrame("f", "a.py", 1),)),
+        None,
+    ),
     # In the same functions by chance, as a recursion is.
     (
         Motion.MOVING,

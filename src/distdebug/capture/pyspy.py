@@ -26,8 +26,17 @@ from .values import Digest, digests_of
 __all__ = ["PythonDump", "dump_python"]
 
 _TRIES = 3
-# Whoever changes under the eyes of py-spy may be read the next time.
-_WORTH_ANOTHER_TRY = {CaptureStatus.TOOL_FAILED, CaptureStatus.EXITED}
+# Two of five tries at a deep recursion come to a function that has returned
+# meanwhile: what it holds lies at no address (EFAULT).
+_TRIES_IF_MOVING = 10
+_MOVES = "(os error 14)"
+# Whoever changes under the eyes of py-spy may be read the next time, and even
+# found to be Python.
+_WORTH_ANOTHER_TRY = {
+    CaptureStatus.TOOL_FAILED,
+    CaptureStatus.EXITED,
+    CaptureStatus.UNSUPPORTED_PYTHON,
+}
 
 
 class PythonDump(NamedTuple):
@@ -82,13 +91,17 @@ def dump_python(
             left_s / 2 if with_values else left_s,
             values=with_values,
         )
-        if dump.threads or number == _TRIES:
+        if dump.threads or number >= _most_tries(dump.attempt):
             break
         if _is_final(dump.attempt) and not with_values:
             break
 
     attempt = attrs.evolve(dump.attempt, seconds=time.monotonic() - start)
     return dump._replace(attempt=attempt)
+
+
+def _most_tries(attempt: Attempt) -> int:
+    return _TRIES_IF_MOVING if _MOVES in attempt.detail else _TRIES
 
 
 def _is_final(attempt: Attempt) -> bool:

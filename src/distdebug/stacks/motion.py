@@ -66,6 +66,9 @@ def motion_of(thread: ThreadStack, wakes: float | None = None) -> Motion:
     if a.has_left or (a.has_moved and a.has_left is None):
         return Motion.MOVING
     if is_busy(a):
+        # Its place was seen once, as the other looks failed.
+        if a.has_moved is None and thread.frames:
+            return Motion.UNKNOWN
         # In the same functions, but called anew: a recursion, for example.
         return Motion.MOVING if a.has_returned else Motion.SPINNING
     call = thread.system_call.name if thread.system_call else ""
