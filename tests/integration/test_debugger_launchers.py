@@ -197,6 +197,8 @@ def test_ray(start, way):
     assert {("judge", 1): "-7"} == texts(critics)
     assert {("prepare", None): "5"} == texts(task)
     assert ["70", "71", "-7", "-7", "5"] == job.results()
+    # That of the driver; no worker was made to start a cluster by our asking.
+    assert 1 == job.log.read_text().count("Started a local Ray instance")
 
 
 @needs_ray

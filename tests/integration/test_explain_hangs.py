@@ -219,12 +219,13 @@ def test_job(tmp_path, scenario, cause, ranks, function):
     pytest.importorskip("torch")
     reports = 3 if scenario == "rendezvous" else 4
     with hung("job", tmp_path / "job", scenario, reports=reports) as pids:
-        known = list(pids)
+        known = mains = list(pids)
         if scenario == "loader":
             # A worker reported; ranks are the parents of workers.
-            parents = children_of([os.getpgid(pids[0])])
-            known = [*parents, *children_of(parents)]
-            wait_until_still(parents)
+            mains = children_of([os.getpgid(pids[0])])
+            known = [*mains, *children_of(mains)]
+        # They report before they enter what they hang in.
+        wait_until_still(mains)
         seen = look(known)
 
     first = explain_stacks(seen.values())[0]

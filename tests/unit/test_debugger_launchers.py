@@ -100,7 +100,13 @@ def ray(monkeypatch):
     """
     A Ray of which this process is a worker; what it holds can be changed.
     """
-    worker = SimpleNamespace(actors={}, actor_id="a1")
+    core = SimpleNamespace(
+        has_job=True,
+        get_current_job_id=lambda: SimpleNamespace(
+            is_nil=lambda: not core.has_job
+        ),
+    )
+    worker = SimpleNamespace(actors={}, actor_id="a1", core_worker=core)
     context = SimpleNamespace(
         name=None,
         task=None,
@@ -114,12 +120,16 @@ def ray(monkeypatch):
     found = module(
         "ray",
         util=util,
-        get_runtime_context=lambda: context,
+        get_runtime_context=lambda: pytest.fail("it would start a cluster"),
         _private=SimpleNamespace(worker=SimpleNamespace(global_worker=worker)),
         fake=SimpleNamespace(worker=worker, context=context, rpdb=rpdb),
     )
+    runtime = module(
+        "ray.runtime_context", get_runtime_context=lambda: context
+    )
     for name, content in (
         ("ray", found),
+        ("ray.runtime_context", runtime),
         ("ray.util", util),
         ("ray.util.rpdb", rpdb),
     ):
@@ -185,6 +195,18 @@ class TestRay:
         ray.context.task = task
 
         assert {"group": group} == on_ray.ray_labels()
+
+    @pytest.mark.parametrize("is_connected", [False, True])
+    def test_too_early(self, ray, is_connected):
+        """
+        Before a worker has a job, Ray is not asked: it would abort.
+        """
+        ray.context.get_task_function_name = pytest.fail
+        ray.worker.core_worker.has_job = False
+        if not is_connected:
+            del ray.worker.core_worker
+
+        assert {"group": "idle"} == on_ray.ray_labels()
 
     def test_set_up(self, ray, armed, monkeypatch):
         """

@@ -94,7 +94,7 @@ def _folder() -> str:
     """
     job, session = "job", ""
     with suppress(Exception):
-        context = sys.modules["ray"].get_runtime_context()
+        context = _context()
         job = context.get_job_id()
         session = context.get_session_name().rpartition("_")[2]
     return str(base_folder() / f"ray-{job}-{session}")
@@ -127,15 +127,31 @@ def ray_labels() -> dict[str, Any]:
     """
     ray: Any = sys.modules["ray"]
     worker = ray._private.worker.global_worker  # noqa: SLF001 of this process
-    context = ray.get_runtime_context()
+    if not _has_job(worker):
+        return {"group": "idle"}
+
     actor = worker.actors.get(worker.actor_id)
     if actor is None:
-        task = context.get_task_function_name() or "idle"
+        task = _context().get_task_function_name() or "idle"
         return {"group": task.rpartition(".")[2]}
 
-    name = context.get_actor_name() or ""
+    name = _context().get_actor_name() or ""
     group = _NUMBER.sub("", name) or type(actor).__name__
     return {"group": group, **_rank(actor, name)}
+
+
+def _has_job(worker: Any) -> bool:
+    """
+    Whether Ray may be asked what this worker does: before, it would abort.
+    """
+    core = getattr(worker, "core_worker", None)
+    return core is not None and not core.get_current_job_id().is_nil()
+
+
+def _context() -> Any:
+    # That of the module *ray* would start a cluster of its own where this
+    # process is not connected to any.
+    return sys.modules["ray.runtime_context"].get_runtime_context()
 
 
 def _rank(actor: object, name: str) -> dict[str, int]:
