@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 
 import pytest
 
@@ -38,6 +39,60 @@ class TestNodeLock:
         with node_lock(folder=str(tmp_path)) as path:
             assert f"{os.getpid()}\n" == path.read_text()
             assert 0o600 == path.stat().st_mode & 0o777
+
+        assert not [*tmp_path.iterdir()]
+
+    def test_killed(self, tmp_path):
+        """
+        What a holder that was killed has left is used again.
+        """
+        old = tmp_path / f"distdebug-{os.getuid()}.lock"
+        old.write_text("12345678\n")
+
+        with node_lock(folder=str(tmp_path)) as path:
+            assert (old, f"{os.getpid()}\n") == (path, path.read_text())
+
+    def test_of_others(self, tmp_path):
+        """
+        What somebody else has put in its place is left there.
+        """
+        with node_lock(folder=str(tmp_path)) as path:
+            path.unlink()
+            path.write_text("theirs")
+
+        assert "theirs" == path.read_text()
+
+    def test_strange_disk(self, tmp_path, monkeypatch):
+        """
+        A disk that never shows what was opened does not keep us for ever.
+        """
+        monkeypatch.setattr(lock, "_is_at", lambda *_: False)
+
+        with node_lock(folder=str(tmp_path)) as path:
+            assert path.exists()
+
+    def test_many(self, tmp_path):
+        """
+        Of many that come and go, there is one at a time, and each gets it.
+        """
+        inside, most = [], []
+
+        def hold():
+            for _ in range(30):
+                with node_lock(30, folder=str(tmp_path)):
+                    inside.append(1)
+                    most.append(len(inside))
+                    time.sleep(0.0005)
+                    inside.pop()
+
+        holders = [threading.Thread(target=hold) for _ in range(6)]
+        for holder in holders:
+            holder.start()
+        for holder in holders:
+            holder.join()
+
+        assert [1] * 180 == most
+        assert not [*tmp_path.iterdir()]
 
     def test_wait(self, tmp_path):
         """

@@ -24,6 +24,8 @@ from ...processes.proc.procfs import parse_stat, read_proc
 __all__ = ["node_lock"]
 
 _STEP_S = 0.05
+# There are file systems that tell two things about one file.
+_MOST_REMOVED = 1000
 
 
 @contextmanager
@@ -54,16 +56,18 @@ def node_lock(
             somebody else.
     """
     path = Path(folder or _folder()) / f"{name}-{os.getuid()}.lock"
-    fd = _open(path)
+    fd = _lock(path, wait_s)
     try:
-        _lock(fd, path, wait_s)
         # On a full disk it is a lock still, which does not tell of whom.
         with suppress(OSError):
             os.ftruncate(fd, 0)
             os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         yield path
     finally:
-        # Not removed: who waits for this file must not get another one.
+        # Before it is given back: who gets it sees that it is gone.
+        with suppress(OSError):
+            if _is_at(fd, path):
+                path.unlink()
         os.close(fd)
 
 
@@ -102,21 +106,45 @@ def _other_folder(path: Path) -> str:
     return f"remove {path}, or set TMPDIR to a folder of your own"
 
 
-def _lock(fd: int, path: Path, wait_s: float) -> None:
-    end = time.monotonic() + wait_s
+def _lock(path: Path, wait_s: float) -> int:
+    """
+    A descriptor of the file, which is locked as long as it is open.
+    """
+    end, removed = time.monotonic() + wait_s, 0
     while True:
+        fd = _open(path)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as exc:
-            if time.monotonic() >= end:
-                holder = _holder(fd)
-                msg = f"{holder} is attaching to processes of this node"
-                raise NodeBusyError(
-                    msg, remedy=f"wait for {holder} to end, or end it ({path})"
-                ) from exc
-            time.sleep(_STEP_S)
-        else:
-            return
+            if _try_lock(fd, path, is_last=time.monotonic() >= end):
+                # Whoever had it may have removed it since it was opened.
+                if _is_at(fd, path) or removed >= _MOST_REMOVED:
+                    return fd
+                removed += 1
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+
+
+def _try_lock(fd: int, path: Path, *, is_last: bool) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as exc:
+        if is_last:
+            holder = _holder(fd)
+            msg = f"{holder} is attaching to processes of this node"
+            raise NodeBusyError(
+                msg, remedy=f"wait for {holder} to end, or end it ({path})"
+            ) from exc
+        time.sleep(_STEP_S)
+        return False
+    return True
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), path.lstat())
+    except FileNotFoundError:
+        return False
 
 
 def _holder(fd: int) -> str:
