@@ -393,7 +393,7 @@ def test_killed_node(cluster, nodes):
     results = run_on_nodes(
         ["sh", "-c", code],
         engine=Ray(cluster.address, grace_s=2),
-        timeout_s=6,
+        timeout_s=20,
     )
 
     first, second = next(results), next(results)
@@ -401,7 +401,7 @@ def test_killed_node(cluster, nodes):
     os.kill(cluster.raylets[killed], signal.SIGKILL)
     (last,) = results
 
-    assert time.monotonic() - begin < 40
+    assert time.monotonic() - begin < 60
     assert ["ok", "ok"] == [first.status, second.status]
     assert killed == last.host
     assert last.status in {"dead", "timed_out"}

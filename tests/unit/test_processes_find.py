@@ -1033,3 +1033,33 @@ class TestWorkerOf:
 
         assert "pattern" == worker_of(10, fake_proc.root).framework
         assert worker_of(11, fake_proc.root) is None
+
+    def test_twin(self, fake_proc):
+        """
+        Who has inherited the rank of another is there, if it was named.
+        """
+        fake_proc.add(5, PY, "run.py", environ={})
+        pod = ranks_env(0, 2)
+        fake_proc.add(10, PY, "metrics.py", parent=5, environ=pod)
+        fake_proc.add(20, PY, "t.py", parent=5, environ=pod, maps=TORCH)
+
+        worker = worker_of(10, fake_proc.root)
+
+        assert ("pattern", "rank", 0) == (
+            worker.framework,
+            worker.role,
+            worker.rank,
+        )
+
+    @pytest.mark.parametrize(
+        "arguments", [TRACKER, FORK_SERVER, ()], ids=["tracker", "server", "-"]
+    )
+    def test_left_out_of_searches(self, fake_proc, arguments):
+        """
+        Nobody who lives is missing, because a search would not show them.
+        """
+        fake_proc.add(10, PY, "t.py", environ=ranks_env(0, 1), maps=TORCH)
+        fake_proc.add(20, *arguments, parent=10)
+
+        assert 20 not in found(fake_proc)
+        assert 20 == worker_of(20, fake_proc.root).pid

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import attrs
@@ -65,15 +66,20 @@ class _Line(NamedTuple):
     is_python: bool
 
 
-def list_processes(root: str = "/proc") -> dict[int, Process]:
+def list_processes(
+    root: str = "/proc", *, named: Collection[int] = ()
+) -> dict[int, Process]:
     """
     Which processes are on this node?
 
     Args:
         root: Where the kernel's files are.
 
+        named: Processes that are not left out, whatever they are.
+
     Returns:
-        Processes by number.  Threads of the kernel are left out.
+        Processes by number.  Threads of the kernel are left out, as is who
+        has erased its command line.
     """
     stats = {
         pid: stat
@@ -87,7 +93,7 @@ def list_processes(root: str = "/proc") -> dict[int, Process]:
         for pid, stat in stats.items()
         # Threads of the kernel have no command line, but neither have zombies
         # and processes that did not answer.
-        if lines.get(pid) != silent or stat.letter in "ZX"
+        if lines.get(pid) != silent or stat.letter in "ZX" or pid in named
     }
 
 
