@@ -101,6 +101,10 @@ def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
+def _open_private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
 # Up to Python 3.13 pathlib raises in these questions where a folder may not be
 # entered or the server of the files is gone.
 
@@ -276,10 +280,13 @@ def open_whole(path: Path) -> Iterator[IO[bytes]]:
     Raises:
         OSError: It cannot be written; nothing is left behind.
     """
-    with _renamed(path) as temporary:
-        temporary.touch(0o600, exist_ok=False)
-        with temporary.open("wb") as file:
-            yield file
+    # Opened once: whoever may write to the folder could lay a link there before
+    # a second time.
+    with (
+        _renamed(path) as temporary,
+        open(temporary, "xb", opener=_open_private) as file,
+    ):
+        yield file
 
 
 def scratch_file() -> IO[bytes]:

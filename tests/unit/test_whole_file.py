@@ -5,13 +5,16 @@ How does a file appear whole or not at all?
 import errno
 import os
 import resource
+import stat
 import tempfile
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from distdebug._files import (
+    open_whole,
     replace_link,
     scratch_file,
     write_whole,
@@ -72,6 +75,42 @@ class TestScratch:
             write_whole(tmp_path / "f", b"x")
 
         assert "keep" == (tmp_path / "precious").read_text()
+
+    def test_link_meanwhile(self, tmp_path, monkeypatch):
+        """
+        A link that takes the place of the temporary file, as soon as that is
+        there, is not followed.
+        """
+        precious, really = tmp_path / "precious", os.open
+        precious.write_text("keep")
+
+        def open_and_lose(path, *arguments):
+            number = really(path, *arguments)
+            Path(path).unlink()
+            Path(path).symlink_to(precious)
+            return number
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", open_and_lose)
+            write_whole(tmp_path / "f", b"x")
+
+        assert "keep" == precious.read_text()
+
+    def test_private(self, tmp_path):
+        """
+        Whatever the umask, it is for its owner alone from the beginning.
+        """
+        before = os.umask(0)
+        try:
+            with open_whole(tmp_path / "f") as file:
+                (temporary,) = tmp_path.iterdir()
+                mode = stat.S_IMODE(temporary.stat().st_mode)
+                file.write(b"x")
+        finally:
+            os.umask(before)
+
+        assert 0o600 == mode
+        assert b"x" == (tmp_path / "f").read_bytes()
 
     def test_link(self, tmp_path):
         """

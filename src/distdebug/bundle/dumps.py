@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
+from .._files import open_whole
 from .._text import reason_of
 from ..findings import Missing
 from ..flight_recorder.reading.files import DumpFile, Found, find_files
@@ -220,22 +221,17 @@ def _copy(source: Path, path: Path, most: int, deadline: float) -> int:
     Copy a file, and give its size.
     """
     fd = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     with os.fdopen(fd, "rb") as file:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             _refuse("it is not a file")
         if status.st_size > most:
             _refuse("it is too large for the space that is left")
-        try:
-            with temporary.open("xb") as copy:
-                _copy_blocks(file, copy, status.st_size, deadline)
-            temporary.chmod(0o600)
-            os.utime(temporary, ns=(status.st_atime_ns, status.st_mtime_ns))
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+        with open_whole(path) as copy:
+            _copy_blocks(file, copy, status.st_size, deadline)
+            copy.flush()  # or else it would be of now
+            times = status.st_atime_ns, status.st_mtime_ns
+            os.utime(copy.fileno(), ns=times)
 
     return status.st_size
 
