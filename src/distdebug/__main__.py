@@ -4,6 +4,7 @@ The command line: parse arguments, run one command, say how it went.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 
@@ -16,6 +17,8 @@ from .errors import DistdebugError
 
 
 __all__ = ["main"]
+
+_NO_ROOM = {errno.EDQUOT, errno.EFBIG, errno.ENOSPC}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,13 +42,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except KeyboardInterrupt:
-        _complain("interrupted")
+        with suppress(KeyboardInterrupt):  # pressed once more
+            _complain("interrupted")
         return 130
     except MemoryError:
-        _complain("there is not enough memory")
+        _complain(
+            "there is not enough memory",
+            "Try: allow more (ulimit -v), or ask for fewer ranks or files",
+        )
         return 2
     except (DistdebugError, OSError) as exc:
-        _complain(str(exc), *getattr(exc, "__notes__", ()))
+        _complain(*_told(exc))
         return 2
     except Exception:  # noqa: BLE001 1 would say that something was found
         sys.excepthook(*sys.exc_info())
@@ -70,6 +77,16 @@ def _prepare_streams() -> None:
         # A terminal that has no ellipsis still gets the verdict.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
+
+
+def _told(exc: Exception) -> Sequence[str]:
+    # Files of ours are named; where there is no name, it was the output.
+    if isinstance(exc, OSError) and not exc.filename and exc.errno in _NO_ROOM:
+        return (
+            f"the output cannot be written: {os.strerror(exc.errno)}",
+            "Try: send it to a disk that has room",
+        )
+    return str(exc), *getattr(exc, "__notes__", ())
 
 
 def _complain(*lines: str) -> None:

@@ -181,17 +181,40 @@ class TestStatus:
         assert 130 == program.main(["diagnose", "x"])
         assert "distdebug: interrupted\n" == capsys.readouterr().err
 
+    def test_interrupted_again(self, fails_with, monkeypatch):
+        """
+        Who presses Ctrl-C once more gets no traceback.
+        """
+
+        def interrupt(*_lines):
+            raise KeyboardInterrupt
+
+        fails_with(KeyboardInterrupt())
+        monkeypatch.setattr(program, "_complain", interrupt)
+
+        assert 130 == program.main(["diagnose", "x"])
+
     def test_no_memory(self, fails_with, capsys):
         """
-        Too little memory is said in one line.
+        Too little memory is said, and what helps.
         """
         fails_with(MemoryError())
 
         assert 2 == program.main(["diagnose", "x"])
-        assert (
-            "distdebug: there is not enough memory\n"
-            == capsys.readouterr().err
-        )
+        first, remedy = capsys.readouterr().err.splitlines()
+        assert "distdebug: there is not enough memory" == first
+        assert remedy.startswith("Try: allow more")
+
+    def test_no_room(self, monkeypatch, capsys):
+        """
+        If the output has no room, it is named, and what helps.
+        """
+        monkeypatch.setattr(sys, "stdout", FullDisk())
+
+        assert 2 == program.main(["--version"])
+        first, remedy = capsys.readouterr().err.splitlines()
+        assert first.startswith("distdebug: the output cannot be written: ")
+        assert "Try: send it to a disk that has room" == remedy
 
     @pytest.mark.parametrize("argv", [["--version"], ["diagnose", "x"]])
     def test_full_disk(self, argv, monkeypatch):

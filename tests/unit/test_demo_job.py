@@ -4,9 +4,12 @@ Running and watching a job, with a stand-in for torchrun.
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import psutil
@@ -25,6 +28,9 @@ subprocess.Popen(
      "time.sleep(600)"], start_new_session=True)
 time.sleep(600)
 """
+
+
+SOURCE = Path(job_module.__file__).parents[2]
 
 
 class FakeJob:
@@ -174,6 +180,70 @@ class TestStartJob:
             interrupt()
 
         assert (started, []) == psutil.wait_procs(started, timeout=60)
+
+    def test_interrupted_again(self, program, monkeypatch):
+        """
+        So they are if Ctrl-C is pressed twice while they are ended.
+        """
+        started, end = [], TrainingJob.end
+
+        def ended(job):
+            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(signal.SIGINT)
+            end(job)
+
+        monkeypatch.setattr(TrainingJob, "end", ended)
+
+        with start_job(program, program.parent / "dumps", 4) as job:
+            self.wait_for_step(job)
+            started.extend(job.processes())
+
+        assert (started, []) == psutil.wait_procs(started, timeout=60)
+        assert signal.default_int_handler is signal.getsignal(signal.SIGINT)
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="needs prctl")
+    def test_killed(self, program):
+        """
+        The launcher ends with whoever started it, also if that is killed.
+        """
+        code = (
+            "import sys, time\n"
+            "sys.path.insert(0, sys.argv[2])\n"
+            "from pathlib import Path\n"
+            "from distdebug.demo import job\n"
+            "path = Path(sys.argv[1])\n"
+            "with job.start_job(path, path.parent / 'dumps', 4) as it:\n"
+            "    while it.last_step() < 1:\n"
+            "        time.sleep(0.05)\n"
+            "    print(it.torchrun.pid, flush=True)\n"
+            "    time.sleep(600)\n"
+        )
+        with subprocess.Popen(
+            [sys.executable, "-c", code, program, SOURCE],
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as player:
+            launcher = psutil.Process(int(player.stdout.readline()))
+            (child,) = launcher.children()
+
+            player.kill()
+            gone, _ = psutil.wait_procs([launcher], timeout=60)
+
+        child.kill()  # which torchrun would have ended
+        assert [launcher] == gone
+
+    def test_elsewhere(self, program):
+        """
+        A job ends as well where a thread runs it, which no one interrupts.
+        """
+
+        def run():
+            with start_job(program, program.parent / "dumps", 4) as job:
+                self.wait_for_step(job)
+            return job.has_ended
+
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(run).result(timeout=120)
 
     def test_arguments(self, program, monkeypatch):
         """

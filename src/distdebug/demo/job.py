@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -26,6 +27,15 @@ Outcome = Literal["stuck", "ended", "running"]
 
 _POLL_S = 0.1
 _MOST_LOG = 1 << 20
+# Becomes the launcher, which the kernel asks to end when we are killed: it ends
+# its ranks then.  1 is PR_SET_PDEATHSIG; elsewhere than on Linux there is none.
+_BOUND = """
+import ctypes, os, signal, sys
+prctl = getattr(ctypes.CDLL(None), "prctl", None)
+prctl and prctl(1, signal.SIGTERM)
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.executable, [sys.executable, *sys.argv[2:]])
+"""
 _STEP = re.compile(rb"^step (\d{1,9})$", re.MULTILINE)
 
 
@@ -124,7 +134,8 @@ def start_job(program: Path, dumps: Path, ranks: int) -> Iterator[TrainingJob]:
     """
     log = program.with_name("job.log")
     command = [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+        *(sys.executable, "-c", _BOUND, str(os.getpid())),
+        *("-m", "torch.distributed.run", "--standalone"),
         *("--nproc-per-node", str(ranks)),
         *("--log-dir", str(program.with_name("torchrun"))),
         *(str(program), str(dumps)),
@@ -144,7 +155,24 @@ def start_job(program: Path, dumps: Path, ranks: int) -> Iterator[TrainingJob]:
     try:
         yield job
     finally:
-        job.end()
+        with _uninterrupted():
+            job.end()
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """
+    Whoever presses Ctrl-C once more does not leave processes behind.
+    """
+    try:
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    except ValueError:  # only the main thread is interrupted
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before or signal.SIG_DFL)
 
 
 def _environment() -> dict[str, str]:
