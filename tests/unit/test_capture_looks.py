@@ -30,6 +30,7 @@ from distdebug.stacks.model import (
 
 
 PID = 4711
+NOBODY = 999_999_999
 WORKER = Worker(
     pid=PID,
     start_ticks=5,
@@ -355,12 +356,41 @@ class TestTakeLook:
         """
         No tool is let loose on what is no process any more.
         """
+        worker = attrs.evolve(WORKER, pid=NOBODY)
         monkeypatch.setattr(looks, "read_state", lambda _: state)
 
-        taken = take_look(WORKER, timeout_s=1)
+        taken = take_look(worker, timeout_s=1)
+        described = describe_process(worker, [taken], host="n1")
 
         assert status is taken.attempt.status
         assert () == taken.threads
+        assert described.state == ("Z" if status == "zombie" else "X")
+
+    def test_unread(self, monkeypatch):
+        """
+        A process of which nothing can be read, because no more files may be
+        open, is not called dead.
+        """
+        worker = attrs.evolve(WORKER, pid=os.getpid())
+        monkeypatch.setattr(looks, "read_state", lambda _: None)
+
+        taken = take_look(worker, timeout_s=1)
+        described = describe_process(worker, [taken], host="n1")
+
+        assert "tool_failed" == taken.attempt.status
+        assert "ulimit -n" in taken.attempt.remedy
+        assert "" == described.state
+
+    def test_unread_when_named(self, monkeypatch):
+        """
+        One that could not be read at first is looked at once it can be.
+        """
+        worker = attrs.evolve(WORKER, start_ticks=0)
+        monkeypatch.setattr(looks, "read_state", lambda _: ALIVE)
+
+        taken = take_look(worker, timeout_s=1)
+
+        assert OK == taken.attempt
 
 
 class TestOtherCollector:

@@ -175,6 +175,42 @@ class TestDumpPython:
         assert 10 * "." == log.read_text()
         assert CaptureStatus.TOOL_FAILED is attempt.status
 
+    @pytest.mark.parametrize("tries", [2, 3])
+    def test_no_python(self, tool, tmp_path, tries):
+        """
+        Who is in motion may look like no Python: that is asked again, too.
+        """
+        log = tmp_path / "log"
+        tool(
+            f"import os, sys; open({str(log)!r}, 'a').write('.')\n"
+            f"if os.path.getsize({str(log)!r}) < {tries}:\n"
+            "    sys.exit('Error: Failed to find python version from target "
+            "process')\n" + ANSWER
+        )
+
+        threads, attempt = dump()
+
+        assert tries * "." == log.read_text()
+        assert 1 == len(threads)
+        assert CaptureStatus.OK is attempt.status
+
+    def test_never_python(self, tool, tmp_path):
+        """
+        What is no Python, is told to be none.
+        """
+        log = tmp_path / "log"
+        tool(
+            f"import sys; open({str(log)!r}, 'a').write('.')\n"
+            "sys.exit('Error: Failed to find python version from target "
+            "process')"
+        )
+
+        threads, attempt = dump()
+
+        assert "..." == log.read_text()
+        assert () == threads
+        assert CaptureStatus.UNSUPPORTED_PYTHON is attempt.status
+
     def test_no_tool(self, monkeypatch):
         """
         Without py-spy there is a way to get it.

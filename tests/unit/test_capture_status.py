@@ -53,7 +53,6 @@ class TestStatusOfState:
     @pytest.mark.parametrize(
         ("seen", "expected", "remedy"),
         [
-            (None, "exited", "exit status"),
             (state(letter="X"), "exited", "exit status"),
             (state(letter="Z"), "zombie", "ps -o ppid= -p 7"),
             (state(letter="T"), "stopped", "kill -CONT 7"),
@@ -67,6 +66,24 @@ class TestStatusOfState:
         Each state that is in the way is named, with what to do.
         """
         found, advice = status_of_state(seen, 7)
+
+        assert expected == found
+        assert remedy in advice
+
+    @pytest.mark.parametrize(
+        ("pid", "expected", "remedy"),
+        [
+            (None, "exited", "exit status"),
+            (999_999_999, "exited", "exit status"),
+            (HERE, "tool_failed", "ulimit -n"),
+        ],
+        ids=["no number", "gone", "unread"],
+    )
+    def test_nothing_told(self, pid, expected, remedy):
+        """
+        Only who is not there has ended, if the kernel tells nothing.
+        """
+        found, advice = status_of_state(None, pid)
 
         assert expected == found
         assert remedy in advice
@@ -443,13 +460,22 @@ class TestWhyHidden:
         assert "hidepid" in advice
 
     @pytest.mark.parametrize(
-        "pid", [999999999, 1 << 80, HERE], ids=["large", "huge", "here"]
+        "pid", [999999999, 1 << 80], ids=["large", "huge"]
     )
     def test_nobody(self, pid):
         """
-        Nobody is hidden who is not there, or is seen.
+        Nobody is hidden who is not there.
         """
         assert denial.why_hidden(pid) is None
+
+    def test_unread(self):
+        """
+        One of ours that could not be read is there, and files are few.
+        """
+        found, advice = denial.why_hidden(HERE)
+
+        assert "tool_failed" == found
+        assert "ulimit -n" in advice
 
 
 ROOT = {"Uid": "0\t0\t0\t0", "CapEff": "0", "CapPrm": "0"}

@@ -4,6 +4,7 @@ Child processes that decode files.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pickle
@@ -225,6 +226,27 @@ class TestChild:
 
         assert 20 == len(reasons)
         assert "no process could be started" in reasons[paths[0]]
+
+    def test_only_one_starts(self, paths, monkeypatch):
+        """
+        Where one child can be started and no other, it decodes all files,
+        and nobody waits for who has nothing to do.
+        """
+        start, made = sandbox.subprocess.Popen, []
+
+        def once(*args, **options):
+            if made:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            made.append(start(*args, **options))
+            return made[0]
+
+        monkeypatch.setattr(sandbox, "_cores", lambda: 4)
+        monkeypatch.setattr(sandbox.subprocess, "Popen", once)
+
+        answers = list(decode_files(paths, time_limit_s=30.0))
+
+        assert sorted(paths) == sorted(path for path, _ in answers)
+        assert {} == reasons_of(answers)
 
     def test_odd_signal(self):
         """

@@ -27,6 +27,7 @@ from ..stacks.model import (
     ThreadStack,
 )
 from .model import Attempt, CaptureStatus
+from .permission.status import HAS_ENDED, status_of_state
 from .pyspy import dump_python
 from .values import Digest
 
@@ -42,7 +43,8 @@ class Look:
     Attributes:
         when: By the monotonic clock, in seconds.
 
-        state: What the kernel told; ``None`` if the process is gone.
+        state: What the kernel told; ``None`` if it told nothing, or the
+            process is gone.
 
         facts: What the kernel told of every thread.
 
@@ -73,16 +75,23 @@ def take_look(worker: Worker, *, timeout_s: float) -> Look:
     """
     when = time.monotonic()
     state = _without_us(read_state(worker.pid))
-    if state is not None and state.start_ticks != worker.start_ticks:
-        state = None
-    if state is None or state.letter in "ZX":
-        is_zombie = state is not None and state.letter == "Z"
-        status = CaptureStatus.ZOMBIE if is_zombie else CaptureStatus.EXITED
-        gone = Attempt(tool="proc", status=status)
+    told = status_of_state(state, worker.pid)
+    # One that could not be read when it was named has no time of birth.
+    if state and worker.start_ticks not in {0, state.start_ticks}:
+        state, told = None, (CaptureStatus.EXITED, HAS_ENDED)
+    if told and (state is None or state.letter in "ZXx"):
+        status, remedy = told
+        is_unread = state is None and status is not CaptureStatus.EXITED
+        nothing = Attempt(
+            tool="proc",
+            status=status,
+            detail="it is there, but /proc tells nothing" if is_unread else "",
+            remedy=remedy,
+        )
         # The main thread may have ended, and others go on.
-        facts = read_threads(worker.pid) if is_zombie else {}
+        facts = read_threads(worker.pid) if state else {}
         return Look(
-            when=when, state=state, facts=facts, threads=(), attempt=gone
+            when=when, state=state, facts=facts, threads=(), attempt=nothing
         )
 
     # Before py-spy, so that a second look tells what happened between.
@@ -181,7 +190,7 @@ def _letter(look: Look) -> str:
         return look.state.letter
 
     # That nobody answered does not mean that it is gone.
-    return "" if look.attempt.status is CaptureStatus.TIMED_OUT else "X"
+    return "X" if look.attempt.status is CaptureStatus.EXITED else ""
 
 
 def _threads(pid: int, looks: Sequence[Look]) -> Iterable[ThreadStack]:

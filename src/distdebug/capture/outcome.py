@@ -23,13 +23,13 @@ def judge(
     Args:
         process: What was tried.
 
-        state: What the kernel told last; ``None`` if the process is gone.
+        state: What the kernel told last; ``None`` if it told nothing, or the
+            process is gone, which the last attempt tells.
     """
     last = process.attempts[-1]
-    nobody_answered = state is None and last.status is CaptureStatus.TIMED_OUT
-    told = (
-        None if nobody_answered else status_of_state(state, process.worker.pid)
-    )
+    told = status_of_state(state, process.worker.pid) if state else None
+    if state is None and last.status is CaptureStatus.EXITED:
+        told = last.status, last.remedy
     if told is not None:
         status, remedy = told
         return attrs.evolve(process, status=status, remedy=remedy)

@@ -225,6 +225,8 @@ def reason_of(exc: Exception) -> str:
     if isinstance(exc, OSError) and exc.strerror:
         return exc.strerror
 
+    if isinstance(exc, MemoryError):  # which says nothing itself
+        return "there is not enough memory"
     return clean(f"{type(exc).__name__}: {exc}")
 
 

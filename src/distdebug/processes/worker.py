@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from .model import Worker
 from .roles.family import Family, family_of
 from .roles.scan import Process, list_processes
+from .roles.scene import Claim
 from .roles.survey import describe_workers, survey
 
 
@@ -43,8 +44,9 @@ def workers_of(pids: Iterable[int], root: str = "/proc") -> tuple[Worker, ...]:
     Returns:
         Those that are there; as for :func:`worker_of`.
     """
-    family = family_of(list_processes(root))
-    wanted = family.processes.keys() & set(pids)
+    named = frozenset(pids)
+    family = family_of(list_processes(root, named=named))
+    wanted = family.processes.keys() & named
     related: dict[int, Process] = {}
     for pid in wanted:
         if pid not in related:
@@ -52,7 +54,10 @@ def workers_of(pids: Iterable[int], root: str = "/proc") -> tuple[Worker, ...]:
     scene, claims = survey(
         family_of(related), lambda other: other.pid in wanted, root
     )
-    return describe_workers(scene, claims, claims.keys() & wanted)
+    # Also whom a search would leave out, such as the twin of a rank.
+    for pid in wanted - claims.keys():
+        claims[pid] = Claim("pattern", "rank")
+    return describe_workers(scene, claims, wanted)
 
 
 def _relatives(family: Family, process: Process) -> Mapping[int, Process]:

@@ -99,8 +99,10 @@ def why_hidden(pid: int) -> tuple[CaptureStatus, str] | None:
             "user of the job, or as root"
         )
     except (OSError, OverflowError):
-        pass
-    return None
+        return None
+    return CaptureStatus.TOOL_FAILED, (
+        "allow more open files (ulimit -n), and see whether /proc is mounted"
+    )
 
 
 def can_trace(status: dict[str, str]) -> bool:

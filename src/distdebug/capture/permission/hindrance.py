@@ -10,7 +10,7 @@ from ...processes.model import ProcessState
 from ...processes.state import read_state
 from ..attaching.guard import why_never
 from ..model import CaptureStatus
-from .denial import why_denied, why_hidden
+from .denial import why_denied
 from .namespace import enter_namespace, proc_is_foreign
 from .status import status_of_state
 
@@ -41,7 +41,7 @@ def attach_hindrance(pid: int) -> tuple[CaptureStatus, str] | None:
 
     told = status_of_state(state, pid)
     if state is None:
-        return why_hidden(pid) or told
+        return told
     if told is not None and told[0] is CaptureStatus.UNINTERRUPTIBLE:
         told = _settled(pid)
     if told is not None:

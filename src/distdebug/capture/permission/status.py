@@ -95,16 +95,18 @@ def status_of_state(
     Does its state keep a process from being looked into, or from running?
 
     Args:
-        state: What the kernel told; ``None`` if the process is gone.
+        state: What the kernel told; ``None`` if it told nothing.
 
-        pid: Its number, if the remedy is to name it.
+        pid: Its number, if the remedy is to name it, and to tell one that is
+            gone from one of which nothing could be read.
 
     Returns:
         What is the matter, and what to do about it; ``None`` if nothing is.
     """
     name = "PID" if pid is None else str(pid)
     if state is None or state.letter in "Xx":
-        return CaptureStatus.EXITED, HAS_ENDED
+        hidden = None if state or pid is None else why_hidden(pid)
+        return hidden or (CaptureStatus.EXITED, HAS_ENDED)
     if state.letter == "Z":
         return CaptureStatus.ZOMBIE, (
             f"{HAS_ENDED}, and at its parent, which has not noticed yet "
@@ -182,9 +184,10 @@ def _of_end(
     pid: int, before: ProcessState | None
 ) -> tuple[CaptureStatus, str] | None:
     now = read_state(pid)
-    if now is None or before is None or now.start_ticks != before.start_ticks:
-        hidden = why_hidden(pid) if now is None else None
-        return hidden or (CaptureStatus.EXITED, HAS_ENDED)
+    if now is None:
+        return status_of_state(None, pid)
+    if before is None or now.start_ticks != before.start_ticks:
+        return CaptureStatus.EXITED, HAS_ENDED
     return status_of_state(now, pid) if now.letter in "ZXx" else None
 
 

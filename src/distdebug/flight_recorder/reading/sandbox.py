@@ -168,6 +168,9 @@ def _decode(
                     try:
                         crew.append(_Child(wanted, time_limit_s))
                     except OSError as exc:
+                        if crew:  # it takes longer, and loses nothing
+                            children = len(crew)
+                            break
                         reason = f"no process could be started for it: {exc}"
                         yield todo.popleft(), _failure(reason)
                         continue
