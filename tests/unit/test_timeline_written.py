@@ -295,6 +295,17 @@ class TestChoice:
 
         assert not (tmp_path / "t.json").exists()
 
+    def test_nothing_read(self, tmp_path):
+        """
+        Where no dump could be read, the reason is told, and no other choice.
+        """
+        (tmp_path / "nccl_trace_rank_0").write_bytes(b"no dump")
+
+        with pytest.raises(NoDumpsError, match="no dump could be read: "):
+            write_timeline(tmp_path, tmp_path / "t.json")
+
+        assert not (tmp_path / "t.json").exists()
+
     @pytest.mark.parametrize("name", ["t.txt", "t.gz", "json"])
     def test_unknown_format(self, hung, tmp_path, name):
         """

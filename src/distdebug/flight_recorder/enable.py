@@ -84,7 +84,8 @@ def enable_flight_recorder(  # noqa: PLR0913 each has its use
 
         dump_on_timeout: Whether NCCL dumps when a call times out.
 
-        cpp_stacks: Whether to note C++ stacks, at some 40 us a call.
+        cpp_stacks: Whether to note C++ stacks, at about 1 us a call on
+            Gloo; on NCCL it was not measured.
 
         timing: Whether NCCL notes when a call started.
 

@@ -173,10 +173,20 @@ def _shown(scene: Scene, ranks: Iterable[int] | None) -> tuple[int, ...]:
         rank for rank in scene.dumps.ranks if wanted is None or rank in wanted
     )
     if not any(len(chosen_rows(scene, scene.dumps[rank])) for rank in shown):
-        msg = "no call that was asked for is in the dumps"
-        raise NoDumpsError(msg, remedy="ask for other ranks or groups")
+        raise _nothing_to_draw(scene.dumps)
 
     return shown
+
+
+def _nothing_to_draw(dumps: Dumps) -> NoDumpsError:
+    unread = [missing for missing in dumps.problems if missing.what == "dump"]
+    if unread and not any(len(dump.entries) for dump in dumps):
+        msg = f"no dump could be read: {unread[0].reason}"
+        remedy = "list what is missing with: distdebug analyze"
+        return NoDumpsError(msg, remedy=remedy)
+
+    msg = "no call that was asked for is in the dumps"
+    return NoDumpsError(msg, remedy="ask for other ranks or groups")
 
 
 def _first_ns(scene: Scene, rank: int) -> int:
