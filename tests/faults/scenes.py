@@ -130,6 +130,14 @@ IN_JOB = (
     *("watch", "Watch.hangs"),
 )
 
+# What is made anew by whoever raises nothing: to keep quiet about an error would
+# be to lie.  The others tell in their results what they could not write.
+MAKES = {
+    "dump_flight_recorder": "dump*",
+    "write_launch_json": "launch.json",
+    "write_report": "report.html",
+}
+
 # Each of these starts a Ray of its own, for seconds; their tests are beside
 # them (test_ray_debugger_check.py, test_ray_debugger_cluster.py).
 ELSEWHERE = ("check_ray_debugger", "ray_debug_sessions")

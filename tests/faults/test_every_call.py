@@ -33,7 +33,7 @@ from .checking import (
     outcome,
 )
 from .injector import CALLS, ERRORS, Fault, inject
-from .scenes import ELSEWHERE, IN_JOB, REACH, SCENES
+from .scenes import ELSEWHERE, IN_JOB, MAKES, REACH, SCENES
 
 
 FIRST, LATER = (2, 1)
@@ -203,6 +203,9 @@ def try_fault(
     for path, content in evidence.items():
         is_old = now.get(path) == content
         assert is_old or is_whole(folder / path), (path, fault)
+    if error is None and name in MAKES:
+        made = {str(x.relative_to(folder)) for x in folder.glob(MAKES[name])}
+        assert any(now.get(x) != evidence.get(x) for x in made), fault
     if fault.call != "unlink":
         rest = [x for x in folder.rglob(".*") if x.suffix in {".tmp", ".part"}]
         assert [] == rest, fault
