@@ -27,7 +27,7 @@ nox.options.sessions = [
 # Integration tests that do not judge by what the machine has time for; the
 # longest first.
 PATIENT = [
-    "watch",
+    *("watch", "debugger_launchers", "snapshot"),
     *("capture_kill", "debugger_nodes"),
     *("collective_logs", "diagnose_logs", "health", "logscan", "nodes_ray"),
     *("nsight", "nsight_patch", "packed", "ray_debugger", "raydeaths"),

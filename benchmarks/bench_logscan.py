@@ -9,7 +9,8 @@ cache of the system.  What matters are
   -i -E -c`` with the words of the same rules, which only counts lines, and
   against one that looks for nothing but seven common words;
 * the slope: how much longer it takes for a larger folder;
-* a flood: the same where every other line is an error.
+* a flood: the same where every other line is an error;
+* ``read_collective_logs`` and ``detect_phase`` on the same files.
 """
 
 from __future__ import annotations
@@ -46,6 +47,17 @@ peak = int(re.search(r"VmHWM:\\s+(\\d+)", text)[1]) / 1024
 print(json.dumps([seconds, peak]))
 """
 
+OTHERS = """
+import json, sys, time
+import distdebug
+read = getattr(distdebug, sys.argv[2])
+start = time.perf_counter()
+told = read(sys.argv[1])
+seconds = time.perf_counter() - start
+assert not told.missing, told
+print(json.dumps([seconds, 0]))
+"""
+
 GREP = """
 import json, subprocess, sys, time
 start = time.perf_counter()
@@ -61,6 +73,7 @@ FEW = ["error", "OOM", "killed", "exception", "traceback", "nan", "timeout"]
 HEADS = (
     *("MB", "scan_logs", "1 thread", "grep, rules", "grep, 7 words"),
     *("grep/scan", "MB/s", "slope", "peak MB", "flood"),
+    *("collectives", "phase"),
 )
 
 HEALTHY = (
@@ -138,6 +151,8 @@ def main() -> None:
             f"{slope(last, now):13.2f}",
             f"{got['scan'][1]:13.0f}",
             f"{got['flood'][0]:13.3f}",
+            f"{got['collectives'][0]:13.3f}",
+            f"{got['phase'][0]:13.3f}",
             flush=True,
         )
         last = now
@@ -183,6 +198,8 @@ def measure_all(
         "grep": (GREP, logs, folder / "rules"),
         "few": (GREP, logs, folder / "few"),
         "flood": (PROGRAM, flood, "0", oom, "flood"),
+        "collectives": (OTHERS, logs, "read_collective_logs"),
+        "phase": (OTHERS, logs, "detect_phase"),
     }
     return {
         name: measure(options.repeat, *map(str, run))

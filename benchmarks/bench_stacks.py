@@ -10,6 +10,7 @@ fresh processes, on the same files.  What matters are
 * merging, against a dictionary of dictionaries that every thread walks through
   frame by frame, which knows no classes, and against the budget of 2.5 s for
   10,000 ranks;
+* explaining, which has to name the one that reads;
 * the slope: how much longer a job takes that has ten times the ranks.
 """
 
@@ -48,6 +49,15 @@ tree = merge_stacks(stacks, threads="all", background=True)
 found = tree.classes, tree.outliers(), str(tree)
 seconds = time.perf_counter() - start
 assert [c.who for c in found[1]] == ["1"], found[1]
+""",
+    "explain": """
+from distdebug.stacks.explain import explain_stacks
+from distdebug.stacks.parse import read_stacks
+stacks = read_stacks(sys.argv[1])
+start = time.perf_counter()
+first = explain_stacks(stacks)[0]
+seconds = time.perf_counter() - start
+assert first.ranks == (1,), first
 """,
     # Forgets what a thread, a role, or a peer is.
     "dict trie": """

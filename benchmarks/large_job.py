@@ -70,7 +70,7 @@ def write_dumps(
     Args:
         folder: Where to.
 
-        ranks: How many ranks it has, a multiple of `REPLICA`.
+        ranks: How many ranks it has, a multiple of `REPLICA` above it.
 
         entries: How many records each of them keeps.
 
@@ -83,7 +83,7 @@ def write_dumps(
         Their size in MB.
     """
     if ranks % REPLICA or ranks < 2 * REPLICA:
-        msg = f"the number of ranks has to be a multiple of {REPLICA}"
+        msg = f"the number of ranks has to be {REPLICA} times 2, 3, or more"
         raise ValueError(msg)
 
     made = _templates(entries, _Small(frames, uneven=uneven))
