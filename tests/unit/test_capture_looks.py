@@ -187,6 +187,40 @@ class TestDescribeProcess:
         assert expected is only.activity.has_new_values
 
     @pytest.mark.parametrize(
+        ("owners", "expected"),
+        [
+            ([True, False], True),
+            ([True, True], False),
+            ([None, True], False),
+            ([None, None], None),
+        ],
+    )
+    def test_let_go(self, owners, expected):
+        """
+        Who was seen while nobody held the lock had let go of it.
+        """
+        seen = [
+            look(n, attrs.evolve(thread(), owns_gil=owner))
+            for n, owner in enumerate(owners)
+        ]
+
+        (only,) = describe_process(WORKER, seen, host="n1").threads
+
+        assert expected is only.activity.has_let_go
+
+    def test_lock_of_another(self):
+        """
+        While another thread holds the lock, who has none may wait for it.
+        """
+        waits = attrs.evolve(thread(), owns_gil=False)
+        holds = attrs.evolve(thread(), owns_gil=True, thread_id=2, is_main=False)
+        seen = [look(n, waits, holds) for n in range(2)]
+
+        first, _ = describe_process(WORKER, seen, host="n1").threads
+
+        assert first.activity.has_let_go is False
+
+    @pytest.mark.parametrize(
         ("callers", "outer_line", "expected"),
         [
             ((1, 1), 5, False),

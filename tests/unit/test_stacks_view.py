@@ -619,6 +619,22 @@ class TestRunning:
         assert (Cause.NATIVE_SPIN, motion) == (got.cause, got.motion)
         assert doing in got.doing
 
+    def test_native_code_seen_between_two_calls(self):
+        """
+        Who lets go of the lock at the same line calls native code there, and
+        holds it for a moment between two calls.
+        """
+        busy = did(
+            cpu_s=2.0, has_moved=False, has_new_values=True, has_let_go=True
+        )
+        alone = attrs.evolve(busy, has_let_go=False)
+
+        got = view(main(USER, activity=busy, owns_gil=True))
+        loop = view(main(USER, activity=alone, owns_gil=True))
+
+        assert (Cause.NATIVE_SPIN, Motion.MOVING) == (got.cause, got.motion)
+        assert (Cause.PYTHON_LOOP, Motion.SPINNING) == (loop.cause, loop.motion)
+
     def test_line(self, tmp_path):
         """
         A line that is not in a loop, and lasts, is in native code.

@@ -49,6 +49,7 @@ def full():
             has_left=False,
             has_new_values=True,
             has_returned=True,
+            has_let_go=True,
         ),
         idle_s=12.5,
     )

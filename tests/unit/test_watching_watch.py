@@ -4,6 +4,7 @@ Whom a watcher calls and when, with clocks and nodes that are made up.
 
 from __future__ import annotations
 
+import shutil
 import threading
 
 import pytest
@@ -44,6 +45,12 @@ class Node:
     def end(self, pid):
         """
         A process ends.
+        """
+        shutil.rmtree(self.root / str(pid))
+
+    def hide(self, pid):
+        """
+        Nothing can be read of a process, though it is there.
         """
         (self.root / str(pid) / "stat").unlink()
 
@@ -679,6 +686,31 @@ class TestCrew:
         )
 
         assert [(), (7,), ()] == told
+
+    def test_unreadable(self, node):
+        """
+        Who cannot be read for a moment is watched all the same.
+        """
+        crew = crew_of([7], (), find=None, root=str(node.root))
+
+        node.hide(7)
+        meanwhile = crew.look(10)
+        node.process(7)
+        afterwards = crew.look(20)
+        node.end(7)
+
+        assert ((7,), (7,), ()) == (meanwhile, afterwards, crew.look(30))
+
+    @pytest.mark.parametrize("change", [{"started": 9}, {"letter": "Z"}])
+    def test_number_used_again(self, node, change):
+        """
+        Who has the number of one that ended, or is dead, is not watched.
+        """
+        crew = crew_of([7], (), find=None, root=str(node.root))
+
+        node.process(7, **change)
+
+        assert () == crew.look(10)
 
     def test_late_ranks(self, node):
         """

@@ -197,6 +197,7 @@ def _threads(pid: int, looks: Sequence[Look]) -> Iterable[ThreadStack]:
     last = looks[-1]
     seen = [{_number(pid, t): t for t in look.threads} for look in looks]
     values = _values(pid, looks)
+    unlocked = [not any(t.owns_gil for t in look.threads) for look in looks]
     # A thread that is not of Python has no stack, but it too works or waits.
     for number in (*seen[-1], *(t for t in last.facts if t not in seen[-1])):
         facts = last.facts.get(number)
@@ -215,6 +216,7 @@ def _threads(pid: int, looks: Sequence[Look]) -> Iterable[ThreadStack]:
                 looks,
                 [s.get(number) for s in seen],
                 values.get(number, []),
+                unlocked,
             ),
         )
 
@@ -248,6 +250,7 @@ def _activity(
     looks: Sequence[Look],
     seen: Sequence[ThreadStack | None],
     values: Sequence[Digest],
+    unlocked: Sequence[bool],
 ) -> ThreadActivity | None:
     first, last = looks[0], looks[-1]
     before, after = first.facts.get(number), last.facts.get(number)
@@ -265,6 +268,7 @@ def _activity(
         has_left=_differ(functions),
         has_new_values=_differ([v.whole for v in values]),
         has_returned=_has_returned(stacks, values),
+        has_let_go=_has_let_go(seen, unlocked),
     )
 
 
@@ -276,6 +280,20 @@ def _has_returned(
     """
     lines = _differ([frames[1:] for frames in stacks])
     return lines or _differ([v.callers for v in values])
+
+
+def _has_let_go(
+    seen: Sequence[ThreadStack | None], unlocked: Sequence[bool]
+) -> bool | None:
+    """
+    Whether a thread was seen while nobody held the interpreter lock.
+    """
+    known = [
+        is_unlocked
+        for thread, is_unlocked in zip(seen, unlocked, strict=True)
+        if thread is not None and thread.owns_gil is not None
+    ]
+    return any(known) if known else None
 
 
 def _differ(seen: Sequence[object]) -> bool | None:

@@ -102,6 +102,10 @@ class ThreadActivity:
         has_returned: Whether a function came to its end meanwhile: those that
             had called it were seen at other lines, or with new values;
             ``None`` if unknown.
+
+        has_let_go: Whether it was seen while nobody held the interpreter
+            lock, as native code lets go of it and Python cannot; ``None`` if
+            unknown.
     """
 
     seconds: float
@@ -112,6 +116,7 @@ class ThreadActivity:
     has_left: bool | None = None
     has_new_values: bool | None = None
     has_returned: bool | None = None
+    has_let_go: bool | None = None
 
 
 @attrs.frozen(kw_only=True)

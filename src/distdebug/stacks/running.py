@@ -68,6 +68,9 @@ def _computes(
     ):
         return True
     if was_watched and a is not None and a.has_moved is False:
+        # Who calls native code again and again holds the lock in between.
+        if a.has_let_go:
+            return True
         # In the same line all the time, and it is no loop.
         return is_in_loop(innermost.filename, innermost.line) is False
     return is_native(innermost)

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from ..processes.model import Worker
+from .._files import is_folder
+from ..processes.model import ProcessState, Worker
 from ..processes.state import read_state
 
 
@@ -82,7 +83,7 @@ class Crew:
         self._known = {
             pid: started
             for pid, started in self._known.items()
-            if self._started(pid) == started
+            if self._is_still(pid, started)
         }
         if self._find is not None and (
             now >= self._find_at or not self._known or not self._has_ranks
@@ -106,11 +107,21 @@ class Crew:
         started = ((pid, self._started(pid)) for pid in pids)
         return {pid: ticks for pid, ticks in started if ticks is not None}
 
+    def _is_still(self, pid: int, started: int) -> bool:
+        state = read_state(pid, self._root)
+        if state is None:
+            # Who is dropped is lost for good, so it must be gone, and not
+            # only unreadable for a moment, as if no more files may be open.
+            return is_folder(f"{self._root}/{pid}")
+        return _lives(state) and state.start_ticks == started
+
     def _started(self, pid: int) -> int | None:
         state = read_state(pid, self._root)
-        if state is None or state.letter in "ZX":
-            return None
-        return state.start_ticks
+        return state.start_ticks if state and _lives(state) else None
+
+
+def _lives(state: ProcessState) -> bool:
+    return state.letter not in "ZX"
 
 
 def crew_of(

@@ -190,6 +190,7 @@ def _activity(data: Mapping[str, Any] | None) -> ThreadActivity | None:
         has_left=_truth(data.get("has_left")),
         has_new_values=_truth(data.get("has_new_values")),
         has_returned=_truth(data.get("has_returned")),
+        has_let_go=_truth(data.get("has_let_go")),
     )
 
 
