@@ -632,6 +632,24 @@ class TestJoin:
         assert (Cause.RANK_NOT_ARRIVED, (2,)) == (verdict.cause, verdict.ranks)
         assert Cause.GPU_OUT_OF_MEMORY is verdict.detail_cause
 
+    def test_unreadable_log(self, tmp_path):
+        """
+        A log that cannot be read costs nothing of what the dumps tell.
+        """
+        job = SimulatedJob(4)
+        job.collective("all_reduce")
+        job.collective("all_reduce", ranks=[0, 1, 3])
+        make_dumps(tmp_path, job)
+        log = tmp_path / "train.log"
+        log.write_text(MEMORY, encoding="utf-16")
+
+        got = diagnose(tmp_path)
+
+        assert (2,) == got.verdict.ranks
+        assert [str(log)] == [
+            one.source for one in got.missing if "UTF-16" in one.reason
+        ]
+
 
 class TestRead:
     def test_node(self, tmp_path):

@@ -423,6 +423,22 @@ class TestRead:
         with pytest.raises(ValueError, match="unpacks to more than 1"):
             read_tail(log, 100)
 
+    def test_large_bomb(self, tmp_path, monkeypatch):
+        """
+        Of a large file less is unpacked for each of its bytes.
+        """
+        monkeypatch.setattr(files_module, "_LEAST_MOST", 1)
+        monkeypatch.setattr(files_module, "_SMALL", 1 << 20)
+        data = gzip.compress(b"x\n" * (10 << 20))
+        log = tmp_path / "a.log.gz"
+        log.write_bytes(data)
+        most = (1 << 20) + 128 * len(data)
+
+        with open_log(log) as file:
+            assert b"x\n" * (most // 4) == file.read(most // 4 * 2)
+            with pytest.raises(ValueError, match="unpack it, and it is read"):
+                file.read()
+
     def test_absent(self, tmp_path):
         """
         A file that is not there is told by the usual error.

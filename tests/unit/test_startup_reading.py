@@ -5,10 +5,12 @@ How logs are read for phases: files, folders, several of them, huge ones.
 from __future__ import annotations
 
 import gzip
+import lzma
 import os
 
 import pytest
 
+from distdebug._lines import files as lines_of_files
 from distdebug.errors import NoLogsError
 from distdebug.startup import blocks, detect_phase, follow, sieve
 from distdebug.startup.blocks import Block, passages, read_blocks
@@ -78,6 +80,22 @@ def test_packed(tmp_path):
     report = detect_phase(log)
 
     assert "torchspec" == report.framework
+    assert [str(log)] == [one.source for one in report.missing]
+    assert "ended before" in report.missing[0].reason
+
+
+def test_packed_too_much(tmp_path, monkeypatch):
+    """
+    Of one that unpacks to more than any log, the beginning is read.
+    """
+    monkeypatch.setattr(lines_of_files, "_LEAST_MOST", 1 << 20)
+    log = tmp_path / "job.log.xz"
+    log.write_bytes(lzma.compress(HEAD.encode() + bytes(100 << 20)))
+
+    report = detect_phase(log)
+
+    assert "config_dataset" == report.current.name
+    assert "unpacks to more than" in report.missing[0].reason
 
 
 def test_workers_beside_the_driver(tmp_path):
@@ -177,10 +195,10 @@ def test_vanished(tmp_path, monkeypatch):
     for name in ("a.log", "b.log"):
         (tmp_path / name).write_text(HEAD)
 
-    def read(path):
+    def read(path, **kwargs):
         if path.name == "a.log":
             raise FileNotFoundError(2, "gone", str(path))
-        return read_blocks(path)
+        return read_blocks(path, **kwargs)
 
     monkeypatch.setattr(follow, "read_blocks", read)
 

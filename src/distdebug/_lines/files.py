@@ -41,7 +41,10 @@ _OTHERS = frozenset(
     }
 )
 # Logs seldom shrink to a hundredth; what unpacks to far more is made to harm.
+# Short ones may repeat one line, but not so long that it takes minutes.
 _MOST_TIMES = 4096
+_MOST_TIMES_OF_LARGE = 128
+_SMALL = 1 << 28
 _LEAST_MOST = 1 << 24
 # What a text in UTF-16 begins with.
 _WIDE = frozenset({b"\xff\xfe", b"\xfe\xff"})
@@ -75,7 +78,10 @@ class _Unpacked(io.RawIOBase):
         count = int(self._file.readinto(buffer))
         self._count += count
         if self._count > self._most:
-            msg = f"it unpacks to more than {size_text(self._most)}"
+            msg = (
+                f"it unpacks to more than {size_text(self._most)}; if it is a "
+                "log, unpack it, and it is read to its end"
+            )
             raise ValueError(msg)
         return count
 
@@ -109,8 +115,7 @@ def open_log(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
             yield file
             return
 
-        size = os.fstat(file.fileno()).st_size
-        most = max(_LEAST_MOST, _MOST_TIMES * size)
+        most = _most_unpacked(os.fstat(file.fileno()).st_size)
         try:
             with (
                 unpack(file) as unpacked,
@@ -120,6 +125,11 @@ def open_log(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
         except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as exc:
             msg = f"damaged: {exc}"
             raise ValueError(msg) from exc
+
+
+def _most_unpacked(size: int) -> int:
+    large = _SMALL + _MOST_TIMES_OF_LARGE * size
+    return max(_LEAST_MOST, min(_MOST_TIMES * size, large))
 
 
 def read_tail(path: str | os.PathLike[str], most: int) -> bytes:

@@ -29,8 +29,9 @@ _LONGEST = 1 << 16
 # How much is read whole at the end.
 _TAIL = 4 << 20
 _END = ord("\n")
-# How packed files end that were not finished; their beginning is good.
-_CUT_OFF = (EOFError, OSError, zlib.error, lzma.LZMAError)
+# How packed files end that were not finished, or hold too much; their beginning
+# is good.
+_CUT_OFF = (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError)
 
 
 @attrs.frozen
@@ -57,6 +58,8 @@ class Block:
 
 def read_blocks(
     source: str | os.PathLike[str] | Iterable[str],
+    *,
+    lose: Callable[[Exception], None] | None = None,
 ) -> Iterator[Block]:
     """
     Cut a log into blocks of lines.
@@ -66,6 +69,9 @@ def read_blocks(
 
     Args:
         source: A path; or lines, such as a list of them or a text of several.
+
+        lose: Called with the reason if the rest of a packed file cannot be
+            read.
 
     Yields:
         The blocks.
@@ -78,7 +84,7 @@ def read_blocks(
     if isinstance(source, str) and "\n" in source:
         yield from _numbered([source.encode("utf-8", "replace")])
     elif isinstance(source, str | os.PathLike):
-        yield from _numbered(_of_file(source))
+        yield from _numbered(_of_file(source, lose))
     else:
         yield from _numbered(_of_lines(source))
 
@@ -109,7 +115,9 @@ def _joined(lines: list[str]) -> bytes:
     return "\n".join(lines).encode("utf-8", "replace")
 
 
-def _of_file(path: str | os.PathLike[str]) -> Iterator[bytes]:
+def _of_file(
+    path: str | os.PathLike[str], lose: Callable[[Exception], None] | None
+) -> Iterator[bytes]:
     rest = b""
     with open_log(path) as file:
         try:
@@ -123,6 +131,8 @@ def _of_file(path: str | os.PathLike[str]) -> Iterator[bytes]:
         except _CUT_OFF as exc:
             if isinstance(exc, OSError) and exc.errno is not None:
                 raise
+            if lose is not None:
+                lose(exc)
     if rest:
         yield rest[:_LONGEST]
 

@@ -133,15 +133,20 @@ def _stories(
         return [follow_log(source, rules, now=now)], ()
 
     walk = walk_logs(paths)
-    stories, missing = [], []
+    stories: list[Story] = []
+    missing: list[Missing] = []
     for path in walk:
         try:
-            stories.append(follow_log(path, rules, now=now))
+            story = follow_log(path, rules, now=now)
         except (OSError, ValueError) as exc:
-            reason = reason_of(exc)
-            missing.append(
-                Missing(what="log", reason=reason, source=str(path))
-            )
+            lost = [exc]
+        else:
+            stories.append(story)
+            lost = story.lost
+        missing += (
+            Missing(what="log", reason=reason_of(exc), source=str(path))
+            for exc in lost
+        )
     missing = [*walk.missing, *missing]
     if not stories:
         named = ", ".join(map(str, paths[:3])) or "nothing"

@@ -51,7 +51,8 @@ def follow_log(
         story.source = os.fspath(source)
         story.mtime = os.stat(source).st_mtime  # noqa: PTH116 may be a text
     sieve = Sieve(rules=rules, story=story)
-    for block in passages(read_blocks(source), sieve.lets_through):
+    blocks = read_blocks(source, lose=story.lost.append)
+    for block in passages(blocks, sieve.lets_through):
         reader.read(block)
     reader.close()
     return story

@@ -81,6 +81,8 @@ class Story:
     order: int = 0
     starts: set[tuple[object, str]] = attrs.field(factory=set)
     done_at_end: float = 0.0
+    # Why the rest of the log could not be read.
+    lost: list[Exception] = attrs.field(factory=list)
 
     def hit(self, book: Book, what: str, weight: float) -> None:
         """

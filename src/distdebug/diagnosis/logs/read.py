@@ -14,6 +14,7 @@ from collections.abc import (
     Iterable,
     Iterator,
     Mapping,
+    Sequence,
 )
 from contextlib import suppress
 from pathlib import Path
@@ -39,6 +40,7 @@ from ...raylogs.driver.read import read_driver_log
 from ...raylogs.model import RaySession
 from ...raylogs.workers import worker_files
 from ...startup.detect import detect_phase
+from ...startup.model import PhaseReport
 from .model import LogEvidence
 from .nodes import Ranks, read_nodes
 from .places import Places, find_places
@@ -89,9 +91,7 @@ def read_logs(
         drivers=tuple(_drivers(places.logs)),
         scan=scan,
         collectives=collectives,
-        phase=detect_phase(places.logs[:_MOST_PHASES])
-        if places.logs
-        else None,
+        phase=_phase(places.logs[:_MOST_PHASES]),
         nodes=nodes.findings,
         groups=_groups(scan),
         missing=(
@@ -190,6 +190,13 @@ def _scan(
         return scan_logs(files, tell=tell) if files else ScanReport()
     except NoLogsError:
         return ScanReport()
+
+
+def _phase(logs: Sequence[Path]) -> PhaseReport | None:
+    try:
+        return detect_phase(logs) if logs else None
+    except NoLogsError:  # none can be read, as the scan tells
+        return None
 
 
 def _groups(scan: ScanReport) -> dict[tuple[str, str], LogGroup]:
