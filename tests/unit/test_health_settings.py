@@ -711,6 +711,15 @@ class TestProcesses:
         ] == [x.summary for x in together.findings]
         assert "2 environments of 1 node\n" in str(together)
 
+    def test_nobody(self):
+        """
+        Where there is nobody to compare, nothing is said to be right.
+        """
+        told = str(check_environment([]))
+
+        assert "no environments were compared" in told
+        assert "nothing is wrong" not in told
+
     def test_pids(self):
         """
         Numbers of processes are enough.

@@ -183,6 +183,11 @@ class EnvironmentHealth(Shown):
         return [f.to_dict() for f in self.findings]
 
     def _blocks_(self) -> Iterable[Block]:
+        if not (self.processes or self.findings or self.missing):
+            line = "no environments were compared: there is no worker of a job"
+            yield Lines([line], _MOST_LINES)
+            return
+
         line = (
             f"{_counted(self.processes, 'environment')} of "
             f"{_counted(len(self.hosts), 'node')}"
