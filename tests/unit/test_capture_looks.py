@@ -213,7 +213,9 @@ class TestDescribeProcess:
         While another thread holds the lock, who has none may wait for it.
         """
         waits = attrs.evolve(thread(), owns_gil=False)
-        holds = attrs.evolve(thread(), owns_gil=True, thread_id=2, is_main=False)
+        holds = attrs.evolve(
+            thread(), owns_gil=True, thread_id=2, is_main=False
+        )
         seen = [look(n, waits, holds) for n in range(2)]
 
         first, _ = describe_process(WORKER, seen, host="n1").threads

@@ -633,7 +633,10 @@ class TestRunning:
         loop = view(main(USER, activity=alone, owns_gil=True))
 
         assert (Cause.NATIVE_SPIN, Motion.MOVING) == (got.cause, got.motion)
-        assert (Cause.PYTHON_LOOP, Motion.SPINNING) == (loop.cause, loop.motion)
+        assert (Cause.PYTHON_LOOP, Motion.SPINNING) == (
+            loop.cause,
+            loop.motion,
+        )
 
     def test_line(self, tmp_path):
         """

@@ -133,20 +133,14 @@ def _stories(
         return [follow_log(source, rules, now=now)], ()
 
     walk = walk_logs(paths)
-    stories: list[Story] = []
-    missing: list[Missing] = []
+    stories, missing = [], []
     for path in walk:
         try:
-            story = follow_log(path, rules, now=now)
+            stories.append(follow_log(path, rules, now=now))
         except (OSError, ValueError) as exc:
-            lost = [exc]
+            missing.append(_lost(path, exc))
         else:
-            stories.append(story)
-            lost = story.lost
-        missing += (
-            Missing(what="log", reason=reason_of(exc), source=str(path))
-            for exc in lost
-        )
+            missing += (_lost(path, exc) for exc in stories[-1].lost)
     missing = [*walk.missing, *missing]
     if not stories:
         named = ", ".join(map(str, paths[:3])) or "nothing"
@@ -154,6 +148,10 @@ def _stories(
         msg = f"no log in {named}" + (f": {reasons}" if reasons else "")
         raise NoLogsError(msg, remedy="name a log, or a folder of logs")
     return stories, tuple(missing)
+
+
+def _lost(path: Path, exc: Exception) -> Missing:
+    return Missing(what="log", reason=reason_of(exc), source=str(path))
 
 
 def _paths(source: Any) -> list[str | os.PathLike[str]] | None:
