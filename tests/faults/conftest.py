@@ -10,7 +10,21 @@ from collections.abc import Iterator
 
 import pytest
 
+from .checking import IS_THOROUGH
 from .scenes import start_rank
+
+
+# Some try hundreds of faults, each of which may take seconds.
+THOROUGH_S = 3600
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """
+    Give tests time to try everything, if they are to.
+    """
+    if IS_THOROUGH:
+        for item in items:
+            item.add_marker(pytest.mark.timeout(THOROUGH_S))
 
 
 @pytest.fixture(scope="session")

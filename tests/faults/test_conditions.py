@@ -38,7 +38,7 @@ UNABLE = (
     if os.geteuid() == 0
     else ()
 )
-LIMIT_S = 120
+LIMIT_S = 1200 if IS_THOROUGH else 120
 MARK = "DISTDEBUG_BENCH"
 ALL = sorted(SCENES)
 FORKING = sorted({*IN_JOB} - {"Watch.hangs"})  # that takes long

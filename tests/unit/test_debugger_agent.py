@@ -617,6 +617,24 @@ class TestMishaps:
         assert [] == list(folder.iterdir())
         assert "can't start new thread" in caplog.text
 
+    def test_interrupted(self, folder, monkeypatch):
+        """
+        Ctrl-C while a rank begins to listen leaves nothing that listens.
+        """
+        serve = arming.serve
+
+        def interrupt(*args):
+            serve(*args)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(arming, "serve", interrupt)
+
+        with pytest.raises(KeyboardInterrupt):
+            arm()
+
+        assert not arming.is_armed()
+        assert [] == list(folder.iterdir())
+
     def test_full_disk(self, folder):
         """
         On a disk that is full, commands are obeyed, though not written down.

@@ -16,10 +16,12 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import sys
 import threading
 import traceback
 
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -28,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from scenes import SCENES
 
 
+INTERRUPTED = 128 + signal.SIGINT
 LIMITS = {
     "nofile": (resource.RLIMIT_NOFILE, 1),
     "memory": (resource.RLIMIT_AS, 1 << 20),
@@ -58,7 +61,10 @@ def play_again(name: str, folder: Path, target: int) -> None:
     print("ready", flush=True)
     sys.stdin.readline()
     while True:
-        outcome(act)
+        # A command tells by its status that Ctrl-C was pressed.
+        with suppress(Exception):
+            if act() == INTERRUPTED:
+                sys.exit(INTERRUPTED)
         act = SCENES[name](new(folder), target)
 
 

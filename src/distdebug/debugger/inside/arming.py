@@ -129,7 +129,7 @@ def _arm(chosen: str | os.PathLike[str] | None) -> str:
     """
     try:
         folder = Path(chosen).absolute() if chosen else job_folder()
-        _armed[:] = [_listening(folder)]
+        _listen_in(folder)
     # A name that is none is a ValueError; no more threads, a RuntimeError.
     except (DebuggerError, OSError, ValueError, RuntimeError) as exc:
         remedy = (
@@ -141,18 +141,18 @@ def _arm(chosen: str | os.PathLike[str] | None) -> str:
     return ""
 
 
-def _listening(folder: Path) -> _Armed:
+def _listen_in(folder: Path) -> None:
     make_folder(folder)
     path = socket_path(folder, describe_process()["rank"])
     listener = listen(path)
-    armed = _Armed(path, listener, opened(listener), os.getpid())
+    # It is known before anybody is served, so that disarm() ends it also if
+    # Ctrl-C comes in between.
+    _armed[:] = [_Armed(path, listener, opened(listener), os.getpid())]
     try:
         serve(listener, folder)
-    except RuntimeError:
-        _close(armed)
+    except BaseException:
+        _close(_armed.pop())
         raise
-
-    return armed
 
 
 def is_armed() -> bool:
