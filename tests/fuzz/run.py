@@ -81,13 +81,15 @@ def main() -> int:
         share = -(-len(names) // args.jobs)
         starts = range(0, len(names), share)
         names = ["+".join(names[i : i + share]) for i in starts]
-    args.found = args.found or Path(tempfile.mkdtemp(prefix="distdebug-fuzz-"))
+    named = args.found
+    args.found = named or Path(tempfile.mkdtemp(prefix="distdebug-fuzz-"))
     args.found.mkdir(parents=True, exist_ok=True)
     print(f"{'target':22}{'inputs':>9}{'edges':>14}{'new':>6}  defects")
     with ThreadPoolExecutor(args.jobs) as pool:
         found = list(pool.map(partial(_spawn, args=args), names))
-    with suppress(OSError):  # nothing was found
-        args.found.rmdir()
+    if named is None:  # others may use one that was named
+        with suppress(OSError):  # nothing was found
+            args.found.rmdir()
     return int(any(found))
 
 
