@@ -22,7 +22,7 @@ import psutil
 from distdebug.errors import DistdebugError
 
 
-# Whether to try everything, which takes hours.
+# Whether to try everything, which takes half an hour.
 IS_THOROUGH = os.environ.get("DISTDEBUG_FAULTS") == "all"
 SETTLE_S = 5.0
 

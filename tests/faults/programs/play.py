@@ -21,7 +21,6 @@ import sys
 import threading
 import traceback
 
-from contextlib import suppress
 from pathlib import Path
 
 
@@ -30,7 +29,6 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from scenes import SCENES
 
 
-INTERRUPTED = 128 + signal.SIGINT
 LIMITS = {
     "nofile": (resource.RLIMIT_NOFILE, 1),
     "memory": (resource.RLIMIT_AS, 1 << 20),
@@ -58,14 +56,20 @@ def play_again(name: str, folder: Path, target: int) -> None:
     Play until somebody ends us.
     """
     act = SCENES[name](new(folder), target)
+    ended = []
+
+    def end(number, frame):
+        # A command may end by it as it ought to, and would be played again.
+        ended.append(number)
+        signal.default_int_handler(number, frame)
+
+    signal.signal(signal.SIGINT, end)
     print("ready", flush=True)
     sys.stdin.readline()
-    while True:
-        # A command tells by its status that Ctrl-C was pressed.
-        with suppress(Exception):
-            if act() == INTERRUPTED:
-                sys.exit(INTERRUPTED)
+    while not ended:
+        outcome(act)
         act = SCENES[name](new(folder), target)
+    sys.exit(128 + signal.SIGINT)
 
 
 def play_alone(
