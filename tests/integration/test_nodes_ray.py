@@ -371,7 +371,8 @@ def test_stopped_node(cluster, nodes):
             run_on_nodes(
                 ["true"],
                 engine=Ray(cluster.address, grace_s=2),
-                timeout_s=3,
+                # Ray starts a worker on each of the others within that.
+                timeout_s=15,
             )
         )
     finally:

@@ -622,3 +622,11 @@ def test_find_nothing(session):
     """
     with pytest.raises(LogError, match="empty"):
         find_actor_logs(" ", session)
+
+
+def test_find_by_nothing_that_names(session):
+    """
+    Who gives sessions only is asked for the actor.
+    """
+    with pytest.raises(LogError, match="which actor"):
+        find_actor_logs([session])

@@ -349,3 +349,25 @@ def test_without_yaml(monkeypatch, tmp_path):
         HangDebugConfig.from_file(tmp_path / "job.yaml")
 
     assert "pip install pyyaml" == caught.value.remedy
+
+
+@pytest.mark.parametrize("bracket", ["[", "{"])
+def test_deep(tmp_path, bracket):
+    """
+    Brackets in brackets are refused before they take seconds.
+    """
+    file = tmp_path / "job.yaml"
+    file.write_text(f"debug: {bracket * 1001}")
+
+    with pytest.raises(ConfigError, match="1,000 brackets are open"):
+        HangDebugConfig.from_file(file)
+
+
+def test_brackets_side_by_side(tmp_path):
+    """
+    However many are closed again, they are not deep.
+    """
+    file = tmp_path / "job.yaml"
+    file.write_text(f"other: [{'[], ' * 2000}]\ndebug: {{enabled: true}}")
+
+    assert HangDebugConfig.from_file(file).enabled

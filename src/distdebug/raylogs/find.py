@@ -50,13 +50,16 @@ def find_actor_logs(
     Raises:
         NoLogsError: There is no session.
 
-        LogError: *actor* is empty.
+        LogError: *actor* is empty, or neither a text nor a number.
     """
-    found = sessions_of(sessions)
+    if not isinstance(actor, str | int):
+        msg = f"which actor? A pattern or a number, and not {actor!r:.60}"
+        raise LogError(msg, remedy='name it first: find_actor_logs("*", …)')
     if isinstance(actor, str) and not actor.strip():
         msg = "which actor? The pattern is empty"
         raise LogError(msg, remedy='"*" is everybody')
 
+    found = sessions_of(sessions)
     logs = worker_files(found)
     origin = _origin(actor)
     if origin:

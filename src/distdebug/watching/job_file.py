@@ -9,6 +9,7 @@ after their number is known to be small too.
 from __future__ import annotations
 
 import os
+import re
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,6 +24,8 @@ __all__ = ["read_job_file"]
 _MOST_BYTES = 1 << 18
 _REMEDY = "write a section, such as: debug: {enabled: true}"
 _MOST_VALUES = 100_000
+_MOST_DEPTH = 1000
+_BRACKETS = re.compile(rb"[][{}]")
 
 
 def read_job_file(path: str | os.PathLike[str]) -> Mapping[object, object]:
@@ -51,7 +54,9 @@ def read_job_file(path: str | os.PathLike[str]) -> Mapping[object, object]:
 
     name = clean(os.fspath(path), limit=400)
     try:
-        document = _build(yaml.SafeLoader(read_ordinary(path, _MOST_BYTES)))
+        data = read_ordinary(path, _MOST_BYTES)
+        _check_depth(data)
+        document = _build(yaml.SafeLoader(data))
     except OSError as error:
         msg = f"{name}: cannot be read: {error.strerror}"
         raise ConfigError(
@@ -72,6 +77,18 @@ def read_job_file(path: str | os.PathLike[str]) -> Mapping[object, object]:
         msg = f"{name}: must be made of sections with names"
         raise ConfigError(msg, remedy=_REMEDY)
     return document
+
+
+def _check_depth(data: bytes) -> None:
+    """
+    Refuse brackets in brackets: at each, PyYAML looks at all that are open.
+    """
+    depth = 0
+    for bracket in _BRACKETS.findall(data):
+        depth = max(depth + (1 if bracket in b"[{" else -1), 0)
+        if depth > _MOST_DEPTH:
+            msg = f"more than {_MOST_DEPTH:,} brackets are open"
+            raise ValueError(msg)
 
 
 def _build(loader: Any) -> object:

@@ -159,6 +159,8 @@ def world(tmp_path, monkeypatch):
         (tmp_path / name).write_text(_written(page, start), encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
+    # Nor is what Ray left on this machine looked at.
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path / SESSIONS[0]))
     return tmp_path
 
 
