@@ -147,6 +147,39 @@ class TestDumpPython:
         assert 1 == len(threads)
         assert CaptureStatus.OK is attempt.status
 
+    @pytest.mark.parametrize(
+        ("last", "expected"),
+        [
+            (["<genexpr>", "weigh", "<module>"], ["<genexpr>", "weigh"]),
+            (["<genexpr>"], ["<genexpr>"]),
+            ([], ["<genexpr>"]),
+        ],
+        ids=["whole", "always", "gone"],
+    )
+    def test_cut_off(self, tool, tmp_path, last, expected):
+        """
+        A stack whose end was lost, as a generator gave way, is read again;
+        what was seen of it is kept if that never succeeds.
+        """
+        flag = tmp_path / "flag"
+        tool(
+            "import json, os, sys\n"
+            f"names = {last}\n"
+            f"if not os.path.exists({str(flag)!r}):\n"
+            f"    open({str(flag)!r}, 'w'); names = ['<genexpr>']\n"
+            "if not names: sys.exit('no such process')\n"
+            "frames = [{'name': x, 'filename': '/a.py', 'line': 1}"
+            " for x in names]\n"
+            "print(json.dumps([{'pid': int(sys.argv[-1]), 'thread_id': 1,"
+            " 'thread_name': 'MainThread', 'active': True,"
+            " 'frames': frames}]))\n"
+        )
+
+        (only,), attempt = dump()
+
+        assert expected == [f.name for f in only.frames][:2]
+        assert CaptureStatus.OK is attempt.status
+
     def test_never(self, tool, tmp_path):
         """
         It is not tried for ever.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import attrs
@@ -81,6 +82,35 @@ def dump_python(
         What was seen.
     """
     start = time.monotonic()
+    seen = _read(pid, state, timeout_s, values=values)
+    for _ in range(_TRIES - 1):
+        left_s = start + timeout_s - time.monotonic()
+        if left_s <= 0 or not _is_cut_off(seen.threads):
+            break
+        again = _read(pid, state, left_s, values=values)
+        seen = again if again.threads else seen
+
+    attempt = attrs.evolve(seen.attempt, seconds=time.monotonic() - start)
+    return seen._replace(attempt=attempt)
+
+
+def _is_cut_off(threads: Sequence[ThreadStack]) -> bool:
+    """
+    Whether a generator gave way while py-spy followed its callers.
+
+    From then on it has none.  Who waits does not change meanwhile.
+    """
+    mains = [t for t in threads if t.is_main and t.active and t.frames]
+    return any(t.frames[-1].name != "<module>" for t in mains)
+
+
+def _read(
+    pid: int, state: ProcessState | None, timeout_s: float, *, values: bool
+) -> PythonDump:
+    """
+    Try until py-spy gets hold of the process.
+    """
+    start = time.monotonic()
     for number in itertools.count(1):
         left_s = max(start + timeout_s - time.monotonic(), 0.1)
         # Nothing is lost if that part does not work.
@@ -95,9 +125,7 @@ def dump_python(
             break
         if _is_final(dump.attempt) and not with_values:
             break
-
-    attempt = attrs.evolve(dump.attempt, seconds=time.monotonic() - start)
-    return dump._replace(attempt=attempt)
+    return dump
 
 
 def _most_tries(attempt: Attempt) -> int:
@@ -133,13 +161,15 @@ def _dump_once(
             (), Attempt(tool="py-spy", status=failed, detail=detail)
         )
 
-    dump = _read(pid, state, got)
+    dump = _parsed(pid, state, got)
     digests = digests_of(got.output) if values and dump.threads else ()
     is_whole = len(digests) == len(dump.threads)
     return dump._replace(values=digests) if is_whole else dump
 
 
-def _read(pid: int, state: ProcessState | None, got: ToolOutput) -> PythonDump:
+def _parsed(
+    pid: int, state: ProcessState | None, got: ToolOutput
+) -> PythonDump:
     problem = got.complaint
     if got.status == 0:
         try:
