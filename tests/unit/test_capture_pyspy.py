@@ -180,6 +180,27 @@ class TestDumpPython:
         assert expected == [f.name for f in only.frames][:2]
         assert CaptureStatus.OK is attempt.status
 
+    def test_module_that_is_called(self, tool, tmp_path):
+        """
+        What python -m runs has callers, is whole, and is read once.
+        """
+        log = tmp_path / "log"
+        names = ["step", "<module>", "_run_code", "_run_module_as_main"]
+        tool(
+            "import json, sys\n"
+            f"open({str(log)!r}, 'a').write('.')\n"
+            "frames = [{'name': x, 'filename': '/a.py', 'line': 1}"
+            f" for x in {names}]\n"
+            "print(json.dumps([{'pid': int(sys.argv[-1]), 'thread_id': 1,"
+            " 'thread_name': 'MainThread', 'active': True,"
+            " 'frames': frames}]))\n"
+        )
+
+        (only,), _ = dump()
+
+        assert names == [f.name for f in only.frames]
+        assert "." == log.read_text()
+
     def test_never(self, tool, tmp_path):
         """
         It is not tried for ever.

@@ -98,10 +98,11 @@ def _is_cut_off(threads: Sequence[ThreadStack]) -> bool:
     """
     Whether a generator gave way while py-spy followed its callers.
 
-    From then on it has none.  Who waits does not change meanwhile.
+    From then on it has none.  Who waits does not change meanwhile.  What
+    calls the module (``python -m``) does not matter.
     """
     mains = [t for t in threads if t.is_main and t.active and t.frames]
-    return any(t.frames[-1].name != "<module>" for t in mains)
+    return any("<module>" not in {f.name for f in t.frames} for t in mains)
 
 
 def _read(
