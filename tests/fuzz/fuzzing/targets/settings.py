@@ -32,8 +32,7 @@ def _tables(*names: str) -> list[bytes]:
     return found
 
 
-# PyYAML reads some 70 KB a second.
-@target(ConfigError, seconds=32, most=1 << 18)
+@target(ConfigError, seconds=16, most=1 << 18)
 def job_file(data: bytes) -> object:
     """
     The section of a job's file in YAML.
