@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from .._files import open_ordinary, stays_in
-from .._text import reason_of, size_text
+from .._text import size_text
 from ..findings import Missing
 
 
@@ -190,12 +190,12 @@ class Walk:
             try:
                 status = path.stat()
             except (OSError, ValueError) as exc:
-                self._lose(path, exc)
+                self.missing.append(Missing.log(path, exc))
                 continue
             if stat.S_ISDIR(status.st_mode):
                 yield from self._below(path, path.resolve(), 0)
             elif not stat.S_ISREG(status.st_mode):
-                self._lose(path, ValueError("not an ordinary file"))
+                self.missing.append(Missing.log(path, "not an ordinary file"))
             elif self._is_new(status):
                 yield path
 
@@ -204,7 +204,7 @@ class Walk:
             with os.scandir(folder) as listed:
                 entries = sorted(listed, key=lambda entry: entry.name)
         except OSError as exc:
-            self._lose(folder, exc)
+            self.missing.append(Missing.log(folder, exc))
             return
         for entry in entries:
             path = folder / entry.name
@@ -229,12 +229,6 @@ class Walk:
         is_new = key not in self._seen
         self._seen.add(key)
         return is_new
-
-    def _lose(self, path: Path, exc: Exception) -> None:
-        reason = reason_of(exc)
-        self.missing.append(
-            Missing(what="log", reason=reason, source=str(path))
-        )
 
 
 def walk_logs(

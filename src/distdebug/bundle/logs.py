@@ -12,7 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from .._files import is_there, open_ordinary, write_whole
-from .._text import reason_of
 from ..findings import Missing
 
 
@@ -48,9 +47,7 @@ def keep_tails(
             path = _free_name(folder, log)
             write_whole(path, data)
         except (OSError, ValueError) as exc:
-            reason = reason_of(exc)
-            lost = Missing(what="log", reason=reason, source=str(log))
-            missing.append(lost)
+            missing.append(Missing.log(log, exc))
         else:
             files.append(path)
     return files, missing

@@ -79,7 +79,7 @@ def take_look(worker: Worker, *, timeout_s: float) -> Look:
     # One that could not be read when it was named has no time of birth.
     if state and worker.start_ticks not in {0, state.start_ticks}:
         state, told = None, (CaptureStatus.EXITED, HAS_ENDED)
-    if told and (state is None or state.letter in "ZXx"):
+    if told and (state is None or state.has_ended):
         status, remedy = told
         is_unread = state is None and status is not CaptureStatus.EXITED
         nothing = Attempt(

@@ -4,6 +4,8 @@ What is a conclusion made of?
 
 from __future__ import annotations
 
+import os
+
 from collections.abc import Iterable
 from enum import StrEnum
 from functools import partial
@@ -12,7 +14,7 @@ from typing import Any, Literal
 import attrs
 
 from .._showing import Block, Entries, Shown
-from .._text import clean
+from .._text import clean, reason_of
 from .plain import as_plain
 
 
@@ -270,6 +272,24 @@ class Missing:
     reason: str
     rank: int | None = None
     source: str | None = None
+
+    @classmethod
+    def log(
+        cls, path: str | os.PathLike[str], why: str | BaseException
+    ) -> Missing:
+        """
+        What is a log, or a part of one, that could not be read?
+
+        Args:
+            path: The file, or the folder of logs.
+
+            why: One sentence, or what was raised.
+
+        Returns:
+            It, and why.
+        """
+        reason = why if isinstance(why, str) else reason_of(why)
+        return cls(what="log", reason=reason, source=os.fspath(path))
 
 
 @attrs.frozen(kw_only=True)

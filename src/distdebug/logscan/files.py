@@ -12,7 +12,6 @@ from pathlib import Path
 import attrs
 
 from .._lines import walk_logs
-from .._text import reason_of
 from ..findings import Missing
 from .blocks import Part, is_packed
 
@@ -54,10 +53,7 @@ def find_files(
         try:
             sizes[str(path)] = Path(path).stat().st_size
         except OSError as exc:  # rotated away meanwhile
-            reason = reason_of(exc)
-            missing.append(
-                Missing(what="log", reason=reason, source=str(path))
-            )
+            missing.append(Missing.log(path, exc))
     return Found(sizes=sizes, missing=(*walk.missing, *missing))
 
 
@@ -86,7 +82,7 @@ def find_parts(
         begin = size - share
         if begin:
             reason = f"its first {begin:,} bytes were not read"
-            missing.append(Missing(what="log", reason=reason, source=path))
+            missing.append(Missing.log(path, reason))
         parts += [
             Part(path=path, start=x, stop=min(x + _PART, size), size=size)
             for x in range(begin, size, _PART)

@@ -15,7 +15,7 @@ from functools import partial
 
 import attrs
 
-from .._text import list_text, reason_of
+from .._text import list_text
 from ..errors import LogError, NoLogsError
 from ..findings import Missing
 from .blocks import Part, is_packed
@@ -213,9 +213,7 @@ def _read(
         )
     if is_packed(part.path) and result.size >= part.stop:
         reason = f"only its first {part.stop:,} bytes, unpacked, were read"
-        result.missing.append(
-            Missing(what="log", reason=reason, source=part.path)
-        )
+        result.missing.append(Missing.log(part.path, reason))
 
 
 def _while_readable(
@@ -224,10 +222,7 @@ def _while_readable(
     try:
         yield from events
     except _Unreadable as exc:
-        reason = reason_of(exc)
-        result.missing.append(
-            Missing(what="log", reason=reason, source=part.path)
-        )
+        result.missing.append(Missing.log(part.path, exc))
 
 
 def _numbered(

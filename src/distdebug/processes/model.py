@@ -11,6 +11,7 @@ import attrs
 
 from .._showing import Block, Entries, Entry, Shown
 from .._text import clean
+from .proc.procfs import ENDED
 
 
 __all__ = ["ProcessState", "Role", "Worker"]
@@ -135,3 +136,10 @@ class ProcessState:
     pid_inside: int = 0
     caught_signals: int = 0
     has_seccomp: bool = False
+
+    @property
+    def has_ended(self) -> bool:
+        """
+        Whether nothing of it runs any more.
+        """
+        return self.letter in ENDED

@@ -22,7 +22,7 @@ from contextlib import suppress
 import attrs
 
 from .._lines import PACKED, open_log
-from .._text import clean, reason_of
+from .._text import clean
 from ..findings import Missing
 from .model import LogPart, WorkerLog
 
@@ -141,8 +141,7 @@ def _heads(
         except FileNotFoundError:  # rotated or deleted meanwhile
             continue
         except BROKEN as exc:
-            reason = reason_of(exc)
-            missing.append(Missing(what="log", reason=reason, source=path))
+            missing.append(Missing.log(path, exc))
 
 
 def _add_marks(head: bytes, marks: dict[str, dict[str, None]]) -> None:

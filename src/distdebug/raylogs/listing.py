@@ -16,7 +16,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from .._lines import PACKED
-from .._text import reason_of
 from ..findings import Missing
 from .model import LogPart, RaySession
 
@@ -57,10 +56,7 @@ def list_parts(
         except FileNotFoundError:
             continue
         except OSError as exc:
-            reason = reason_of(exc)
-            missing.append(
-                Missing(what="log", reason=reason, source=str(folder))
-            )
+            missing.append(Missing.log(folder, exc))
 
     # The sort is stable: of two with one number that in old/ is the older.
     return {

@@ -14,7 +14,6 @@ from typing import Any
 import attrs
 
 from .._lines import walk_logs
-from .._text import reason_of
 from ..errors import LogError, NoLogsError
 from ..findings import Missing
 from .book import Book
@@ -138,9 +137,9 @@ def _stories(
         try:
             stories.append(follow_log(path, rules, now=now))
         except (OSError, ValueError) as exc:
-            missing.append(_lost(path, exc))
+            missing.append(Missing.log(path, exc))
         else:
-            missing += (_lost(path, exc) for exc in stories[-1].lost)
+            missing += (Missing.log(path, exc) for exc in stories[-1].lost)
     missing = [*walk.missing, *missing]
     if not stories:
         named = ", ".join(map(str, paths[:3])) or "nothing"
@@ -148,10 +147,6 @@ def _stories(
         msg = f"no log in {named}" + (f": {reasons}" if reasons else "")
         raise NoLogsError(msg, remedy="name a log, or a folder of logs")
     return stories, tuple(missing)
-
-
-def _lost(path: Path, exc: Exception) -> Missing:
-    return Missing(what="log", reason=reason_of(exc), source=str(path))
 
 
 def _paths(source: Any) -> list[str | os.PathLike[str]] | None:

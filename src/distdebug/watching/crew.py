@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from .._files import is_folder
-from ..processes.model import ProcessState, Worker
+from ..processes.model import Worker
 from ..processes.state import read_state
 
 
@@ -113,15 +113,11 @@ class Crew:
             # Who is dropped is lost for good, so it must be gone, and not
             # only unreadable for a moment, as if no more files may be open.
             return is_folder(f"{self._root}/{pid}")
-        return _lives(state) and state.start_ticks == started
+        return not state.has_ended and state.start_ticks == started
 
     def _started(self, pid: int) -> int | None:
         state = read_state(pid, self._root)
-        return state.start_ticks if state and _lives(state) else None
-
-
-def _lives(state: ProcessState) -> bool:
-    return state.letter not in "ZX"
+        return state.start_ticks if state and not state.has_ended else None
 
 
 def crew_of(

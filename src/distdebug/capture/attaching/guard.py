@@ -24,7 +24,7 @@ import attrs
 
 from ..._files import scratch_file
 from ...errors import CaptureError
-from ...processes.proc.procfs import list_numbers, parse_stat, read_proc
+from ...processes.proc.procfs import ENDED, list_numbers, parse_stat, read_proc
 from ..tool import stoppable
 from . import guard_program
 from .guard_program import MOST_BYTES, Sight, resume, sight_of
@@ -274,7 +274,7 @@ def _kill_session(session: int) -> bool:
     found = False
     for pid in list_numbers("/proc"):
         stat = parse_stat(read_proc(f"/proc/{pid}/stat"))
-        if stat is not None and stat.letter not in "ZX":
+        if stat is not None and not stat.has_ended:
             with contextlib.suppress(OSError):
                 if os.getsid(pid) == session:
                     os.kill(pid, signal.SIGKILL)
@@ -286,7 +286,7 @@ def _trouble(pid: int, before: Sight, *, is_left: bool) -> str:
     if is_left:
         return "the tool waits inside the kernel and could not be ended yet"
     after = sight_of(pid)
-    if after is None or after.ticks != before.ticks or after.letter in "ZX":
+    if after is None or after.ticks != before.ticks or after.letter in ENDED:
         return f"process {pid} ended meanwhile"
     if after.letter == "T" != before.letter:
         return f"process {pid} is stopped: kill -CONT {pid}"

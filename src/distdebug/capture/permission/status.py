@@ -188,7 +188,7 @@ def _of_end(
         return status_of_state(None, pid)
     if before is None or now.start_ticks != before.start_ticks:
         return CaptureStatus.EXITED, HAS_ENDED
-    return status_of_state(now, pid) if now.letter in "ZXx" else None
+    return status_of_state(now, pid) if now.has_ended else None
 
 
 def _of_state(

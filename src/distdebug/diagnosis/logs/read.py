@@ -22,7 +22,6 @@ from pathlib import Path
 import attrs
 
 from ..._lines import open_log
-from ..._text import reason_of
 from ...errors import NoLogsError
 from ...findings import Finding, Missing
 from ...logscan.collectives import (
@@ -167,10 +166,7 @@ def _raylets(
         try:
             found += raylet_findings(session.logs)
         except (OSError, ValueError) as exc:
-            source = os.fspath(session.logs)
-            missing.append(
-                Missing(what="log", reason=reason_of(exc), source=source)
-            )
+            missing.append(Missing.log(session.logs, exc))
     return tuple(found), missing
 
 

@@ -12,7 +12,6 @@ from collections.abc import Iterable
 import attrs
 
 from ..._lines import walk_logs
-from ..._text import reason_of
 from ...errors import LogError, NoLogsError
 from ...findings import Missing
 from .given import PathsOrLines, attempt_of, told_apart
@@ -70,8 +69,7 @@ def read_collective_logs(
                 rows_of_file(file), file, ranks.get(file), attempt_of(file)
             )
         except (OSError, ValueError, EOFError) as exc:
-            reason = reason_of(exc)
-            missing.append(Missing(what="log", reason=reason, source=file))
+            missing.append(Missing.log(file, exc))
     logs = found.result(world_size, missing, size_by_files(files))
     return attrs.evolve(logs, quiet=_quiet(files))
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 
 __all__ = [
+    "ENDED",
     "Stat",
     "list_numbers",
     "parse_stat",
@@ -24,6 +25,8 @@ __all__ = [
 _CHUNK = 1 << 16
 # Python refuses to read numbers of thousands of digits.
 _MOST_DIGITS = 40
+# States of a zombie, and of what is gone.
+ENDED = frozenset("ZXx")
 
 
 class Stat(NamedTuple):
@@ -47,6 +50,13 @@ class Stat(NamedTuple):
     parent_pid: int
     cpu_ticks: int
     start_ticks: int
+
+    @property
+    def has_ended(self) -> bool:
+        """
+        Whether nothing of it runs any more.
+        """
+        return self.letter in ENDED
 
 
 def read_proc(path: str, *, limit: int = _CHUNK) -> bytes | None:

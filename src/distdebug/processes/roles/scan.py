@@ -93,7 +93,7 @@ def list_processes(
         for pid, stat in stats.items()
         # Threads of the kernel have no command line, but neither have zombies
         # and processes that did not answer.
-        if lines.get(pid) != silent or stat.letter in "ZX" or pid in named
+        if lines.get(pid) != silent or stat.has_ended or pid in named
     }
 
 

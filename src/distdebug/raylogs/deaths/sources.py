@@ -9,7 +9,6 @@ from pathlib import Path
 
 import attrs
 
-from ..._text import reason_of
 from ...findings import Missing
 from ..listing import parts_of
 from ..model import RaySession
@@ -84,8 +83,7 @@ def _guarded(
     try:
         yield from read(path)
     except (OSError, ValueError, EOFError) as exc:
-        reason = reason_of(exc)
-        missing.append(Missing(what="log", reason=reason, source=str(path)))
+        missing.append(Missing.log(path, exc))
 
 
 def _no_head(sessions: tuple[RaySession, ...]) -> Missing:

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping
 import attrs
 
 from ..._lines import LogLine, read_lines
-from ..._text import reason_of
 from ...errors import NoLogsError
 from ...findings import Missing
 from ..deaths.ranks import rank_of
@@ -84,8 +83,7 @@ def read_driver_log(
         except NoLogsError:
             raise
         except (OSError, ValueError, EOFError) as exc:
-            reason = reason_of(exc)
-            missing.append(Missing(what="log", reason=reason, source=path))
+            missing.append(Missing.log(path, exc))
 
     failures = failures_in(gather_blocks(counted()), counts)
     sources = sources_of(tallies)
