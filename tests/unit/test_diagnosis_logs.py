@@ -362,6 +362,32 @@ class TestTimedOut:
 
         assert timeout == joined.verdict
 
+    def test_last_words(self, tmp_path):
+        """
+        The stack that a process printed when it died is no hang.
+        """
+        (tmp_path / "train.log").write_text(
+            "terminate called after throwing an instance of "
+            "'gloo::EnforceNotMet'\n"
+            "  what():  [enforce fail at /p/gloo/transport/tcp/pair.cc:456] "
+            "op.preamble.length <= op.nbytes. 13064 vs 4. Received data size "
+            "doesn't match expected size. Is there a distributed collective "
+            "mismatch in your code?\n"
+            "Fatal Python error: Aborted\n\n"
+            "Thread 0x00007fc04c45fb80 (most recent call first):\n"
+            '  File "/v/torch/distributed/distributed_c10d.py", line 3252 in '
+            "all_reduce\n"
+            '  File "/job/train.py", line 30 in mean_loss\n'
+            '  File "/job/train.py", line 41 in <module>\n'
+        )
+
+        verdict = diagnose(tmp_path / "train.log").verdict
+
+        assert Cause.SIZE_MISMATCH is verdict.cause
+        assert "sent more bytes than it waits for" in verdict.summary
+        assert "(13064 vs 4)" in verdict.summary
+        assert "mean_loss (train.py:30)" in verdict.summary
+
     def test_alive(self):
         """
         Who was seen to wait is not dead of what its log tells.

@@ -230,6 +230,119 @@ class TestReason:
         )
         assert "no dump shows it" in verdict.remedy
 
+    def test_contradiction_of_several(self, diagnose):
+        """
+        Each call in which they wait is told, with a line.
+        """
+        verdict = diagnose(
+            sidecar(1, stack=in_torch("send", 17)),
+            sidecar(2, stack=in_torch("recv", 12)),
+            absent=(1, 2),
+        ).verdict
+
+        assert verdict.summary.endswith(
+            "; but rank 1 is waiting in send at main (train.py:17), rank 2 is "
+            "waiting in recv at main (train.py:12)"
+        )
+        assert "no dump shows it" in verdict.remedy
+
+
+def in_torch(call, line):
+    """
+    The stack of a rank that waits in a call of torch.
+    """
+    file = "torch/distributed/distributed_c10d.py"
+    return ((call, file, 1), ("main", "train.py", line))
+
+
+class TestCrossed:
+    @pytest.fixture(name="verdict_of")
+    def _verdict_of(self, dumps_of):
+        """
+        The diagnosis of four ranks, of which some wait in a second call that
+        is on record, and the others where their stacks tell.
+        """
+
+        def verdict_of(there, *sidecars):
+            job = SimulatedJob(4)
+            job.collective("all_reduce")
+            job.collective("all_reduce", ranks=there)
+            dumps = dumps_of(job, sidecars={s.rank: s for s in sidecars})
+            flight = analyze_dumps(dumps)
+            views = host_views(dumps, ())
+            return refine(flight.to_diagnosis(), views, dumps, flight.waits)
+
+        return verdict_of
+
+    @pytest.mark.parametrize("call", ["monitored_barrier", "new_group"])
+    def test_one_left(self, verdict_of, call):
+        """
+        Who is in another call than all others left their order; they wait.
+        """
+        ranks = (0, 2, 3)
+        others = [sidecar(r, stack=in_torch(call, 13)) for r in ranks]
+        mine = sidecar(1, stack=in_torch("all_reduce", 10))
+
+        got = verdict_of([1], mine, *others)
+
+        assert Cause.GROUP_ORDER_DEADLOCK is got.verdict.cause
+        assert "likely" == got.verdict.confidence
+        assert (1,) == got.verdict.ranks
+        assert ranks == got.victims
+        assert (
+            "rank 1 left the order of the others: rank 1 in all_reduce #2 of "
+            "group 'default_pg' at main (train.py:10), ranks 0,2-3 in "
+            f"{call} at main (train.py:13)" == got.verdict.summary
+        )
+        assert "main (train.py:10)" == str(got.verdict.location)
+        assert call in got.verdict.remedy
+
+    def test_one_ahead(self, verdict_of):
+        """
+        It is the same if that one is in the call that is not on record.
+        """
+        mine = sidecar(2, stack=in_torch("monitored_barrier", 13))
+
+        got = verdict_of([0, 1, 3], mine)
+
+        assert (2,) == got.verdict.ranks
+        assert Cause.GROUP_ORDER_DEADLOCK is got.verdict.cause
+        assert "main (train.py:13)" == str(got.verdict.location)
+        assert (0, 1, 3) == got.victims
+
+    def test_halves(self, verdict_of):
+        """
+        Two against two: nobody is blamed before the others.
+        """
+        stack = in_torch("monitored_barrier", 13)
+
+        got = verdict_of([0, 1], *(sidecar(r, stack=stack) for r in (2, 3)))
+
+        assert (0, 1, 2, 3) == got.verdict.ranks
+        assert "possible" == got.verdict.confidence
+        assert "wait for each other" in got.verdict.summary
+
+    @pytest.mark.parametrize(
+        "stacks",
+        [
+            # A call between two: whose other end that is, nobody tells.
+            {0: "recv", 2: "recv", 3: "recv"},
+            # One of them waits elsewhere, or nothing is known of it.
+            {0: "new_group", 2: "recv", 3: "new_group"},
+            {0: "new_group", 2: "new_group"},
+        ],
+    )
+    def test_open(self, verdict_of, stacks):
+        """
+        Where not all of them wait in one call of all, nobody left the order.
+        """
+        got = verdict_of(
+            [1],
+            *(sidecar(r, stack=in_torch(c, 13)) for r, c in stacks.items()),
+        )
+
+        assert Cause.RANK_NOT_ARRIVED is got.verdict.cause
+
 
 class TestEnd:
     def test_exception(self, diagnose):

@@ -14,8 +14,9 @@ from distdebug.flight_recorder.analysis.call import describe_call
 from distdebug.flight_recorder.analysis.operations import parse_operation
 from distdebug.flight_recorder.analysis.shift import (
     find_shift,
-    is_next_by_habit,
     order_in_program,
+    order_in_round,
+    skipped_by_habit,
     times_called_before,
 )
 from distdebug.flight_recorder.analysis.streams import Stream
@@ -105,10 +106,15 @@ class TestShift:
     @pytest.mark.parametrize(
         ("bad", "good", "expected"),
         [
-            ("abcabcac", "abcabcab", True),
-            ("abcabcax", "abcabcab", False),
-            ("xbc", "abc", False),
-            ("abcadb", "abcabc", False),
+            ("abcabcac", "abcabcab", 1),
+            ("abcabcax", "abcabcab", 0),
+            ("xbc", "abc", 0),
+            ("abcadb", "abcabc", 0),
+            # Several calls are left out, and as many each time.
+            ("abbbcabbbcac", "abbbcabbbcab", 3),
+            ("abbbcabcac", "abbbcabcab", 0),
+            # Of two branches, one is taken now and then.
+            ("abababacabac", "abababacabab", 0),
         ],
     )
     def test_habit(self, bad, good, expected):
@@ -121,7 +127,7 @@ class TestShift:
             if x != y
         )
 
-        assert expected == is_next_by_habit(stream(bad), stream(good), seq)
+        assert expected == skipped_by_habit(stream(bad), stream(good), seq)
 
     def test_before(self):
         """
@@ -153,6 +159,43 @@ class TestOrder:
         mine, others = ([Frame(*line) for line in s] for s in (mine, others))
 
         assert expected == order_in_program(mine, others)
+
+    @pytest.mark.parametrize(
+        ("before", "mine", "others", "expected"),
+        [
+            # Nobody came round, or both did.
+            (5, 20, 10, 1),
+            (5, 10, 20, -1),
+            (30, 20, 10, 1),
+            (30, 10, 20, -1),
+            # The others came round, or this one left the loop.
+            (15, 20, 10, 0),
+            (15, 10, 20, 0),
+            # Several calls of one line.
+            (10, 20, 10, 1),
+            (10, 10, 20, -1),
+        ],
+    )
+    def test_round(self, before, mine, others, expected):
+        """
+        Who is at an earlier line than the call before may have come round.
+        """
+        stacks = [
+            [Frame("main", "train.py", line)]
+            for line in (before, mine, others)
+        ]
+
+        assert expected == order_in_round(*stacks)
+
+    def test_before_elsewhere(self):
+        """
+        A call before in another function says nothing about the loop.
+        """
+        before = [Frame("setup", "train.py", 15)]
+        mine, others = ([Frame("main", "train.py", line)] for line in (20, 10))
+
+        assert 1 == order_in_round(before, mine, others)
+        assert 1 == order_in_round([], mine, others)
 
 
 class TestCall:
@@ -332,6 +375,51 @@ class TestVerdict:
         )
 
         assert Cause.SIZE_MISMATCH is verdict_of(dumps_of, job).cause
+
+    def test_several_skipped(self, dumps_of):
+        """
+        Who leaves out some calls of a round is told so, and how many.
+        """
+        expert, loss = (
+            [("main", "train.py", line)] for line in (SYNC[1][2], 30)
+        )
+        job = SimulatedJob(4)
+        for ranks in (range(4), range(4), range(3)):
+            for _ in range(3):
+                job.collective("all_to_all", ranks=ranks, stack=expert)
+            job.collective("all_reduce", ranks=ranks, stack=loss)
+        job.collective("all_reduce", ranks=[3], stack=loss)
+
+        verdict = verdict_of(dumps_of, job)
+
+        assert (Cause.SKIPPED_COLLECTIVE, (3,)) == (
+            verdict.cause,
+            verdict.ranks,
+        )
+        assert "likely" == verdict.confidence
+        assert verdict.summary.startswith(
+            "rank 3 skipped 3 calls, and from call #9 of group 'default_pg' on"
+        )
+
+    def test_extra_after_a_round(self, dumps_of):
+        """
+        It is open whether one more call was made, or a loop was left, if the
+        others are in the next round: the difference is all that is told.
+        """
+        forward, backward, save = (
+            [("main", "train.py", line)] for line in (20, 21, 24)
+        )
+        job = SimulatedJob(4)
+        for _ in range(3):
+            job.collective("all_gather", stack=forward)
+            job.collective("reduce_scatter", stack=backward)
+        job.collective("all_gather", ranks=[1, 2, 3], stack=forward)
+        job.collective("all_gather", ranks=[0], sizes=[[5]], stack=save)
+
+        verdict = verdict_of(dumps_of, job)
+
+        assert (Cause.SIZE_MISMATCH, (0,)) == (verdict.cause, verdict.ranks)
+        assert "certain" == verdict.confidence
 
     @pytest.mark.parametrize("mine", [SYNC, LATER])
     def test_other_operation(self, dumps_of, mine):

@@ -17,6 +17,7 @@ from ..findings import Cause, Diagnosis, Finding
 from ..flight_recorder.columns import Dumps
 from ..ranks import ranks_text
 from ..waits import Wait
+from .crossed import cross_waits, torch_call
 from .deaths import find_death
 from .hosts import HostView, ended_well
 from .unrecorded import without_waiting
@@ -26,8 +27,6 @@ __all__ = ["refine"]
 
 # Calls to one other rank, which Gloo does not record.
 _P2P = re.compile(r"i?(send|recv)\w*|batch_isend_irecv")
-# The outermost one is what the user called.
-_CALL = re.compile(r"(\w+) \([^()]*distributed_c10d\.py:\d+\)")
 _NOT_RECORDED = (
     "see why the other side of this call does not answer; no dump shows it on "
     "Gloo"
@@ -38,6 +37,8 @@ _OTHER_MOMENTS = (
     "Gloo"
 )
 
+# So many calls in which ranks wait are told.
+_MOST_PARTIES = 3
 _LATE_AND_WAITING = (Cause.STRAGGLER, Cause.COLLECTIVE_WAIT)
 _ABSENT = {Cause.RANK_NOT_ARRIVED, Cause.RANK_CRASHED}
 # What is wrong with a job even if it comes to its end.
@@ -72,10 +73,7 @@ def refine(
     """
     if ended_well(dumps) and not any(v.state for v in views.values()):
         diagnosis = _after_the_end(diagnosis, dumps)
-    findings = [
-        _with_host(without_waiting(f, views, waits), views)
-        for f in diagnosis.findings
-    ]
+    findings = [_look_at(f, views, waits) for f in diagnosis.findings]
     died = find_death(views, dumps)
     if died is not None:
         findings = _put_first(died, findings)
@@ -84,12 +82,32 @@ def refine(
         diagnosis,
         verdict=findings[0] if findings else diagnosis.verdict,
         findings=tuple(findings),
-        victims=tuple(
-            r
-            for r in diagnosis.victims
-            if not findings or r not in findings[0].ranks
-        ),
+        victims=_victims(diagnosis, findings),
     )
+
+
+def _look_at(
+    finding: Finding, views: Mapping[int, HostView], waits: Sequence[Wait]
+) -> Finding:
+    if finding.cause is Cause.RANK_NOT_ARRIVED:
+        crossed = cross_waits(finding, views, waits)
+        if crossed is not None:
+            return crossed
+
+    return _with_host(without_waiting(finding, views, waits), views)
+
+
+def _victims(
+    diagnosis: Diagnosis, findings: Sequence[Finding]
+) -> tuple[int, ...]:
+    if not findings:
+        return diagnosis.victims
+
+    victims = set(diagnosis.victims)
+    if findings[0].cause is Cause.GROUP_ORDER_DEADLOCK:
+        # Who was blamed by the dumps may only wait, and be one of them.
+        victims.update(diagnosis.verdict.ranks)
+    return tuple(sorted(victims.difference(findings[0].ranks)))
 
 
 def _after_the_end(diagnosis: Diagnosis, dumps: Dumps) -> Diagnosis:
@@ -199,32 +217,31 @@ def _contradicted(finding: Finding, views: list[HostView]) -> Finding:
     """
     Who did not arrive waits itself: in what no dump shows, perhaps.
     """
-    first = views[0]
-    call = _call(first)
-    alike = [v for v in views if _call(v) == call]
-    ranks = tuple(v.rank for v in alike)
-    verb = "is" if len(ranks) == 1 else "are"
-    is_p2p = _P2P.fullmatch(call) is not None
+    by_call: dict[str, list[HostView]] = {}
+    for view in views:
+        by_call.setdefault(torch_call(view), []).append(view)
+    parties = list(by_call.items())[:_MOST_PARTIES]
+    said = ", ".join(_waiting(call, alike) for call, alike in parties)
+    is_p2p = all(_P2P.fullmatch(call) for call in by_call)
     return attrs.evolve(
         finding,
         confidence="possible",
-        summary=f"{finding.summary}; but {ranks_text(ranks)} {verb} waiting "
-        f"in {call or 'a collective'} at {_brief(first)}",
-        location=first.location,
+        summary=f"{finding.summary}; but {said}",
+        location=views[0].location,
         evidence=(
-            *(e for v in alike[:2] for e in v.evidence),
+            *(e for _, alike in parties for e in alike[0].evidence),
             *finding.evidence,
         ),
         remedy=_NOT_RECORDED if is_p2p else _OTHER_MOMENTS,
     )
 
 
-def _call(view: HostView) -> str:
-    """
-    The call of torch in which a rank waits, if its stack shows it.
-    """
-    found = [c for e in view.evidence for c in _CALL.findall(e.quote)]
-    return str(found[-1]) if found else ""
+def _waiting(call: str, views: Sequence[HostView]) -> str:
+    verb = "is" if len(views) == 1 else "are"
+    return (
+        f"{ranks_text([v.rank for v in views])} {verb} waiting in "
+        f"{call or 'a collective'} at {_brief(views[0])}"
+    )
 
 
 def _brief(view: HostView) -> str:

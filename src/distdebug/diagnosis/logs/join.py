@@ -28,6 +28,7 @@ _FATAL = frozenset(
         *(Cause.ACTOR_DIED, Cause.NATIVE_CRASH, Cause.KILLED),
         *(Cause.RANK_CRASHED, Cause.DISK_FULL, Cause.NODE_MISCONFIGURED),
         *(Cause.NETWORK_FAILURE, Cause.NETWORK_MISCONFIGURED, Cause.IO_WAIT),
+        *(Cause.SIZE_MISMATCH, Cause.TYPE_MISMATCH),
     }
 )
 _ENDS = frozenset({Cause.KILLED, Cause.ACTOR_DIED})
@@ -131,9 +132,13 @@ def join_logs(
             verdict = _explained(told, cause, is_sure=is_sure)
             return _with_verdict(diagnosis, verdict, first, cause)
 
-    if told.cause in _VAIN and not alive and findings[0].cause in _TIMED_OUT:
-        verdict = _with_places(findings[0], told)
-        return _with_verdict(diagnosis, verdict, findings, findings[0])
+    if told.cause in _VAIN and not alive:
+        # Who waits explains nothing; what ended a process does.
+        ended = [] if has_ended_well else fatal
+        why = next((f for f in ended if told.cause in WAITS), findings[0])
+        if why in ended or why.cause in _TIMED_OUT:
+            verdict = _with_places(why, told)
+            return _with_verdict(diagnosis, verdict, findings, why)
 
     if told.cause is not Cause.UNKNOWN and not told.cause.is_fine:
         # What followed is no news where the reason is known.
@@ -188,20 +193,20 @@ def _explained(told: Finding, cause: Finding, *, is_sure: bool) -> Finding:
     )
 
 
-def _with_places(timeout: Finding, told: Finding) -> Finding:
+def _with_places(why: Finding, told: Finding) -> Finding:
     """
-    Add to a time-out where in their code the ranks had waited.
+    Add to what happened where in their code ranks waited at that time.
     """
     where = told.summary
     if told.cause is Cause.UNKNOWN:
         if told.location is None or not told.ranks:
-            return timeout
+            return why
         where = f"{ranks_text(told.ranks)} in {told.location.brief}"
     return attrs.evolve(
-        timeout,
-        summary=f"{timeout.summary.rstrip('.')}; {where}",
-        location=timeout.location or told.location,
-        evidence=(*timeout.evidence, *told.evidence),
+        why,
+        summary=f"{why.summary.rstrip('.')}; {where}",
+        location=why.location or told.location,
+        evidence=(*why.evidence, *told.evidence),
     )
 
 

@@ -21,8 +21,8 @@ from .call import Call, describe_call
 from .job import Job
 from .shift import (
     find_shift,
-    is_next_by_habit,
-    order_in_program,
+    order_in_round,
+    skipped_by_habit,
     times_called_before,
 )
 from .streams import Stream
@@ -61,6 +61,8 @@ class Mismatch:
         location: Where the first culprit made it.
 
         elsewhere: Where the others made theirs, if that is another line.
+
+        skipped: How many calls the culprits left out, if they did.
     """
 
     group: int
@@ -73,6 +75,7 @@ class Mismatch:
     rows: tuple[tuple[int, int], ...]
     location: Location | None = None
     elsewhere: Location | None = None
+    skipped: int = 1
 
 
 @attrs.frozen
@@ -93,6 +96,20 @@ class _Meeting:
         """
         return self.job.stack(rank, self.rows[rank])
 
+    def row_before(self, rank: int) -> int | None:
+        """
+        The record of the call that a rank made in the group before this one.
+        """
+        at = self.streams[rank].find(self.seq)
+        return int(self.streams[rank].row[at - 1]) if at else None
+
+    def stack_before(self, rank: int) -> tuple[Frame, ...]:
+        """
+        The stack with which it made that one.
+        """
+        row = self.row_before(rank)
+        return () if row is None else self.job.stack(rank, row)
+
 
 def find_mismatches(job: Job) -> list[Mismatch]:
     """
@@ -107,9 +124,11 @@ def find_mismatches(job: Job) -> list[Mismatch]:
     groups = range(len(job.states))
     found = [x for g in groups if (x := _first_difference(job, g)) is not None]
     job.read_stacks(
-        (ranks[0], at.rows[ranks[0]])
+        (ranks[0], row)
         for at, kinds in found
         for _, ranks in kinds[:2]
+        for row in (at.rows[ranks[0]], at.row_before(ranks[0]))
+        if row is not None
     )
     return [_judge(at, kinds) for at, kinds in found]
 
@@ -172,15 +191,16 @@ def _judge(at: _Meeting, kinds: Sequence[tuple[Call, list[int]]]) -> Mismatch:
     stacks = at.stack(bad), at.stack(good)
     mine, others = map(user_location, stacks)
     streams = at.streams[bad], at.streams[good]
+    order = (
+        0 if mine == others else order_in_round(at.stack_before(bad), *stacks)
+    )
+    skipped = skipped_by_habit(*streams, at.seq)
     if (cause := find_shift(*streams, at.seq)) is None:
+        # Of several calls, the program has to tell, too.
         cause = (
             Cause.SKIPPED_COLLECTIVE
-            if is_next_by_habit(*streams, at.seq)
-            else _kind_of(
-                theirs,
-                expected,
-                0 if mine == others else order_in_program(*stacks),
-            )
+            if skipped == 1 or (skipped and order > 0)
+            else _kind_of(theirs, expected, order)
         )
     culprits = {r for _, ranks in kinds[1:] for r in ranks}
     return Mismatch(
@@ -199,6 +219,7 @@ def _judge(at: _Meeting, kinds: Sequence[tuple[Call, list[int]]]) -> Mismatch:
         rows=((bad, at.rows[bad]), (good, at.rows[good])),
         location=mine,
         elsewhere=others if others != mine else None,
+        skipped=skipped or 1,
     )
 
 

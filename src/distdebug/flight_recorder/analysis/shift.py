@@ -17,8 +17,9 @@ from .streams import Stream
 
 __all__ = [
     "find_shift",
-    "is_next_by_habit",
     "order_in_program",
+    "order_in_round",
+    "skipped_by_habit",
     "times_called_before",
 ]
 
@@ -40,9 +41,9 @@ def times_called_before(stream: Stream, seq: int) -> int:
     return int((stream.signature[:at] == stream.signature[at]).sum())
 
 
-def is_next_by_habit(bad: Stream, good: Stream, seq: int) -> bool:
+def skipped_by_habit(bad: Stream, good: Stream, seq: int) -> int:
     """
-    Whether *bad* made the call that always follows the one that is due.
+    Count the calls that always come before the one that *bad* made instead.
 
     Args:
         bad: What the odd rank did.
@@ -50,20 +51,22 @@ def is_next_by_habit(bad: Stream, good: Stream, seq: int) -> bool:
         good: What another rank did.
 
         seq: The first call that differs; it has to be on record in both.
+
+    Returns:
+        How many they are, beginning with the one that is due; 0 if they were
+        not as many in each round of the loop, or there was none.
     """
     at = int(np.searchsorted(good.seq, seq))
-    due = good.signature[at]
-    before = np.flatnonzero(good.signature[: max(at - 1, 0)] == due)
-    if not len(before) or not at:
-        return False
-
-    # Only where the call before it was the same, too: loops have phases.
-    previous = good.signature[at - 1]
-    before = before[before > 0]
-    before = before[good.signature[before - 1] == previous]
+    calls, due = good.signature[:at], good.signature[at]
     here = bad.signature[int(np.searchsorted(bad.seq, seq))]
-    after = good.signature[before + 1]
-    return bool(len(after)) and bool((after == here).all())
+    # Only where the call before it was the same, too: loops have phases.
+    alike = (calls[:-1] == calls[-1:]) & (calls[1:] == due)
+    rounds = np.split(calls, np.flatnonzero(alike) + 1)[1:]
+    skipped = {int((x == here).argmax()) for x in rounds if here in x}
+    if len(skipped) != 1 or any(here not in x for x in rounds):
+        return 0
+
+    return skipped.pop()
 
 
 def find_shift(bad: Stream, good: Stream, seq: int) -> Cause | None:
@@ -131,10 +134,54 @@ def order_in_program(mine: Sequence[Frame], others: Sequence[Frame]) -> int:
         -1 if *mine* is at an earlier line of the function in which the stacks
         part, 1 if at a later one, 0 if that cannot be told.
     """
-    for a, b in zip(reversed(mine), reversed(others), strict=False):
-        if (a.name, a.filename) != (b.name, b.filename):
-            return 0
-        if a.line != b.line:
-            return -1 if a.line < b.line else 1
+    lines = _parting_lines(mine, others)
+    if lines is None:
+        return 0
 
-    return 0
+    return -1 if lines[0] < lines[1] else 1
+
+
+def order_in_round(
+    before: Sequence[Frame], mine: Sequence[Frame], others: Sequence[Frame]
+) -> int:
+    """
+    Which of two calls comes earlier after a call that all made before?
+
+    Args:
+        before: The stack of that call, innermost line first.
+
+        mine: The stack of one call.
+
+        others: That of the other one.
+
+    Returns:
+        The same as :func:`order_in_program`; but 0 if only one of the two is
+        at an earlier line than the call before: in a loop it may have come
+        round, or the other one may have left the loop.
+    """
+    order = order_in_program(mine, others)
+    to_mine = _parting_lines(before, mine)
+    to_others = _parting_lines(before, others)
+    if not order or to_mine is None or to_others is None:
+        return order
+
+    # Lines of the same function only: those of two are in no order.
+    if to_mine[0] != to_others[0]:
+        return order
+    last, (here, there) = to_mine[0], (to_mine[1], to_others[1])
+    return order if (here < last) == (there < last) else 0
+
+
+def _parting_lines(
+    a: Sequence[Frame], b: Sequence[Frame]
+) -> tuple[int, int] | None:
+    """
+    The lines of the function in which two stacks part, if they do in one.
+    """
+    for x, y in zip(reversed(a), reversed(b), strict=False):
+        if (x.name, x.filename) != (y.name, y.filename):
+            return None
+        if x.line != y.line:
+            return x.line, y.line
+
+    return None

@@ -57,6 +57,13 @@ _REMEDY = {
     Cause.UNKNOWN: "take the dumps of all ranks again, at the same time",
 }
 
+# One rank sends to all others, or gets from them: which one, no dump tells.
+_ROOTED = {"broadcast", "gather", "reduce", "scatter"}
+_OTHER_ROOT = (
+    "compare src or dst of this call on these ranks with that of the others: "
+    "a rank that passes another one waits for data that nobody sends; if they "
+    "are equal, check the network between these ranks"
+)
 _SLIP = {
     Cause.SKIPPED_COLLECTIVE: "skipped a call",
     Cause.EXTRA_COLLECTIVE: "made one call too many",
@@ -90,7 +97,7 @@ def explain_root(
         ranks=root.ranks,
         summary=_summary(job, root, calls),
         confidence=confidence,
-        remedy=_REMEDY.get(root.cause),
+        remedy=_remedy(job, root, first),
         group=job.membership.groups[first.group].ref,
         collective=collective_of(job, first),
         evidence=tuple(_evidence(job, root, calls)),
@@ -132,6 +139,16 @@ def _summary(job: Job, root: Root, calls: Sequence[StuckCall]) -> str:
         f"{who} do not show how far they got",
     }
     return texts[root.cause]
+
+
+def _remedy(job: Job, root: Root, first: StuckCall) -> str | None:
+    is_left = (
+        root.cause is Cause.COLLECTIVE_STUCK_IN_FLIGHT
+        and is_left_behind(first, job.states)
+    )
+    if is_left and collective_of(job, first).op in _ROOTED:
+        return _OTHER_ROOT
+    return _REMEDY.get(root.cause)
 
 
 def _since(job: Job, calls: Sequence[StuckCall]) -> str:
@@ -218,8 +235,11 @@ def _mismatch_summary(found: Mismatch, group: GroupRef) -> str:
         expected += f" at {found.elsewhere.brief}"
     slip = _SLIP.get(found.cause)
     if slip is not None:
+        verb = "is" if len(found.culprits) == 1 else "are"
+        if found.cause is Cause.SKIPPED_COLLECTIVE and found.skipped > 1:
+            slip = f"skipped {found.skipped} calls"
         return (
-            f"{who} {slip}, and from {where} on is out of step: {theirs} "
+            f"{who} {slip}, and from {where} on {verb} out of step: {theirs} "
             f"meets {expected} of the others"
         )
     return (
