@@ -82,11 +82,11 @@ SIZES = [
 
 
 @st.composite
-def plans(draw):
+def plans(draw, sizes=SIZES):
     """
     Training with data, tensor, and pipeline parallelism (1F1B).
     """
-    dp, pp, tp = draw(st.sampled_from(SIZES))
+    dp, pp, tp = draw(st.sampled_from(sizes))
     ops = {
         "tp": draw(st.sampled_from(OPS)),
         "dp": draw(st.lists(st.sampled_from(OPS), min_size=1, max_size=3)),
@@ -307,11 +307,11 @@ def verdict_of(dumps):
 
 
 @st.composite
-def stopped(draw):
+def stopped(draw, sizes=SIZES):
     """
     A job in which one rank stops before any of its calls, and others wait.
     """
-    plan = draw(plans())
+    plan = draw(plans(sizes))
     rank = draw(st.integers(0, len(plan.programs) - 1))
     calls = plan.programs[rank]
     stop = draw(st.integers(0, max(len(calls) - 1, 0)))
@@ -394,15 +394,14 @@ def test_stopped(dumps_of, case, ring, timed):
     assert (Cause.RANK_NOT_ARRIVED, (rank,)) == (verdict.cause, verdict.ranks)
 
 
-@given(case=stopped())
+@given(case=stopped([s for s in SIZES if s[1] == 1]))
 def test_stopped_on_gloo(dumps_of, case):
     """
-    Likewise on Gloo, which records neither transfers nor the members of
-    groups, as far as those follow from who else used them.
+    Likewise on Gloo, which records neither transfers, of which there are none
+    without stages, nor the members of groups, as far as those follow from who
+    else used them.
     """
     play, rank = case
-    calls = [c for p in play.plan.programs.values() for c in p]
-    assume(all(isinstance(c, Collective) for c in calls))
     # With nothing on record, who shares a group with whom cannot be told.
     first = play.plan.programs[rank][0]
     assume(play.limit[rank] > 0 or first.group == "world")

@@ -518,6 +518,49 @@ class TestOrder:
 
 
 class TestJoin:
+    def test_lost_connections(self):
+        """
+        Who was killed explains why the others lost their connections.
+        """
+        told = finding(Cause.NETWORK_FAILURE, 0, source="sidecar")
+        nameless = finding(Cause.KILLED, line=1)
+        killed = finding(Cause.KILLED, 3, line=2)
+        groups = {
+            ("a.log", f"line {n}"): group(Cause.KILLED, line=n, priority=3)
+            for n in (1, 2)
+        }
+
+        got = join_logs(
+            by_dumps(told), scanned(nameless, killed, groups=groups)
+        )
+
+        assert (Cause.KILLED, (3,)) == (got.verdict.cause, got.verdict.ranks)
+
+    def test_named_by_torch(self):
+        """
+        Whom torch itself names is not open any more; that somebody waited,
+        the dumps say themselves.
+        """
+        told = finding(Cause.COLLECTIVE_TIMEOUT, source="sidecar")
+        named = finding(Cause.RANK_NOT_ARRIVED, 2)
+        waited = finding(Cause.COLLECTIVE_TIMEOUT, 1)
+
+        assert named == join_logs(by_dumps(told), scanned(named)).verdict
+        assert told == join_logs(by_dumps(told), scanned(waited)).verdict
+
+    @pytest.mark.parametrize(
+        "cause", [Cause.RANK_NOT_ARRIVED, Cause.DISK_FULL]
+    )
+    def test_slow(self, cause):
+        """
+        A failure comes before a rank that was slow.
+        """
+        told = finding(Cause.STRAGGLER, 0, source="dump")
+
+        got = join_logs(by_dumps(told), scanned(finding(cause, 2)))
+
+        assert (cause, (2,)) == (got.verdict.cause, got.verdict.ranks)
+
     def test_waited_for(self):
         """
         The rank that is waited for is told with what became of it.

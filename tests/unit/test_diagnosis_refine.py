@@ -251,6 +251,11 @@ def in_torch(call, line):
     """
     The stack of a rank that waits in a call of torch.
     """
+    if call == "store":
+        return (
+            ("_create_c10d_store", "torch/distributed/rendezvous.py", 1),
+            ("main", "train.py", line),
+        )
     file = "torch/distributed/distributed_c10d.py"
     return ((call, file, 1), ("main", "train.py", line))
 
@@ -327,6 +332,8 @@ class TestCrossed:
         [
             # A call between two: whose other end that is, nobody tells.
             {0: "recv", 2: "recv", 3: "recv"},
+            # For whom ranks wait at the store, nobody tells either.
+            dict.fromkeys((0, 2, 3), "store"),
             # One of them waits elsewhere, or nothing is known of it.
             {0: "new_group", 2: "recv", 3: "new_group"},
             {0: "new_group", 2: "new_group"},
@@ -341,7 +348,10 @@ class TestCrossed:
             *(sidecar(r, stack=in_torch(c, 13)) for r, c in stacks.items()),
         )
 
-        assert Cause.RANK_NOT_ARRIVED is got.verdict.cause
+        assert (Cause.RANK_NOT_ARRIVED, "possible") == (
+            got.verdict.cause,
+            got.verdict.confidence,
+        )
 
 
 class TestEnd:
@@ -512,6 +522,22 @@ class TestEnd:
         verdict = diagnose(sidecar(2, reason="exit"), missing=missing).verdict
 
         assert verdict.summary.endswith("; rank 2 had ended without an error")
+        assert Cause.RANK_NOT_ARRIVED is verdict.cause
+        assert "fewer calls" in verdict.remedy
+
+    def test_most_have_ended(self, diagnose):
+        """
+        If all but one ended, that one may have made a call too many.
+        """
+        ended = [sidecar(r, reason="exit") for r in (0, 1, 2)]
+
+        verdict = diagnose(*ended, absent=(0, 1, 2), missing=[0, 1, 2]).verdict
+
+        assert (0, 1, 2) == verdict.ranks
+        assert (Cause.RANK_NOT_ARRIVED, "possible") == (
+            verdict.cause,
+            verdict.confidence,
+        )
 
     def test_crash_without_reason(self, diagnose):
         """

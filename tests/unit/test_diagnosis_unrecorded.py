@@ -40,10 +40,17 @@ def _job(tmp_path):
     A job of four whose last call completed so many seconds before its dumps.
     """
 
-    def write(stacks, silent_s, others="request", **of_rank_3):
+    def write(
+        stacks,
+        silent_s,
+        others="request",
+        everybody=False,
+        late=None,
+        **of_rank_3,
+    ):
         job = SimulatedJob(4)
-        for _ in range(12):
-            job.collective("all_reduce")
+        for _ in range(40):
+            job.collective("all_reduce", late=late)
             job.wait(1)
         job.wait(silent_s - 1)
         make_dumps(tmp_path, job)
@@ -51,7 +58,7 @@ def _job(tmp_path):
         for rank, stack in enumerate(stacks):
             frames = tuple(SidecarFrame(*line) for line in stack)
             more = {"reason": others, "error": ""}
-            if rank == 3:
+            if rank == 3 or everybody:
                 more |= of_rank_3
             sidecar = Sidecar(
                 path="",
@@ -115,7 +122,7 @@ def test_nobody_waits(job):
 
 @pytest.mark.parametrize(
     ("reason", "expected"),
-    [("SIGTERM", Cause.HEALTHY), ("request", Cause.UNKNOWN)],
+    [("SIGTERM", Cause.HEALTHY), ("request", Cause.NETWORK_FAILURE)],
 )
 def test_lost_to_signal(job, reason, expected):
     """
@@ -130,6 +137,51 @@ def test_lost_to_signal(job, reason, expected):
     assert expected is verdict.cause
 
 
+def test_all_failed(job):
+    """
+    If all failed, it is told at which lines, and nobody else is to be looked
+    at.
+    """
+    send = (("send", TORCH, 2753), ("main", "train.py", 61))
+
+    verdict = job(
+        [RECV, RECV, send, send],
+        20,
+        others="exception",
+        error=TIMED_OUT,
+        everybody=True,
+    ).verdict
+
+    assert Cause.COLLECTIVE_TIMEOUT is verdict.cause
+    assert (
+        "at main (train.py:59) (ranks 0-1), main (train.py:61) (ranks 2-3)"
+        in verdict.summary
+    )
+    assert "compare the lines" in verdict.remedy
+
+
+def test_slow_before(job):
+    """
+    That a rank was slow before explains no failure.
+    """
+    found = job(
+        [RECV] * 4, 20, late={1: 0.5}, error=TIMED_OUT, reason="exception"
+    ).findings
+
+    assert [Cause.COLLECTIVE_TIMEOUT, Cause.STRAGGLER] == [
+        f.cause for f in found
+    ]
+
+
+def test_slow_and_silent(job):
+    """
+    Nor does it explain that nothing goes on.
+    """
+    verdict = job([RECV] * 3 + [QUEUE], 20, late={1: 0.5}).verdict
+
+    assert (Cause.QUEUE_WAIT, (3,)) == (verdict.cause, verdict.ranks)
+
+
 def test_failed(job):
     """
     A job that died of a call that no dump shows was not healthy.
@@ -138,6 +190,7 @@ def test_failed(job):
 
     assert Cause.COLLECTIVE_TIMEOUT is verdict.cause
     assert verdict.summary.startswith("rank 3 failed in calls that no dump")
+    assert "at main (train.py:59)" in verdict.summary
     assert () == verdict.ranks
 
 

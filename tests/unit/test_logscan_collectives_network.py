@@ -337,6 +337,21 @@ def test_who_finds_the_connection_closed_came_late():
 
     assert (Cause.RANK_NOT_ARRIVED, (2,)) == (finding.cause, finding.ranks)
     assert "within 1800 s" in finding.summary
+    # Or it would have waited a moment longer, as the others did.
+    assert "possible" == finding.confidence
+    assert "came late to a call over Gloo, or would" in finding.summary
+
+
+def test_who_says_nothing_comes_before_who_found_it_closed():
+    """
+    Whoever lost a connection was in a call by then.
+    """
+    lines = [WAITED.format(r) for r in (0, 1, 4)]
+
+    (finding,) = findings([*lines, CLOSED.format(3)], 5)
+
+    assert ((2,), "likely") == (finding.ranks, finding.confidence)
+    assert "did not come to a call over Gloo" in finding.summary
 
 
 def test_who_says_nothing_over_gloo_is_missed():

@@ -9,7 +9,7 @@ import pytest
 
 from distdebug.flight_recorder.analysis.job import survey
 from distdebug.flight_recorder.columns import GroupStatus
-from distdebug.flight_recorder.sidecar import Sidecar
+from distdebug.flight_recorder.sidecar import Sidecar, SidecarFrame
 from distdebug.testing import SimulatedJob
 
 
@@ -200,6 +200,67 @@ class TestFailedCall:
         p = position(dumps_of(job, sidecars={0: sidecar}), 0)
 
         assert done == p.done
+
+    @pytest.mark.parametrize(
+        ("backend", "written", "expected"),
+        [
+            ("gloo", 12.0, [1, 1, 1]),
+            # By then it may have entered them.
+            ("gloo", 9.0, [3, 3, 1]),
+            ("nccl", 12.0, [4, 4, 1]),
+        ],
+    )
+    def test_several(self, dumps_of, backend, written, expected):
+        """
+        Calls that were in flight at once fail at once: none that another
+        rank, which tells it later, never entered has completed.
+        """
+        job = SimulatedJob(3, backend=backend)
+        job.collective("all_reduce")
+        for _ in range(3):
+            job.collective("all_reduce", ranks=[0, 1], state="completed")
+        error = "RuntimeError: [gloo] Timed out waiting"
+        failed = Sidecar("", 0, 3, "n", 1, 0.0, 10.0, "exception", error=error)
+        told = failed._replace(
+            rank=2, reason="SIGTERM", error="", written=written
+        )
+        dumps = dumps_of(
+            job, sidecars={0: failed, 1: failed._replace(rank=1), 2: told}
+        )
+
+        (state,) = survey(dumps).states
+
+        assert expected == [state.positions[r].done for r in range(3)]
+
+    def test_several_groups(self, dumps_of):
+        """
+        What one group tells is not taken for another one, and a rank that
+        failed elsewhere keeps what it did.
+        """
+        job = SimulatedJob(4, backend="gloo")
+        pair = job.new_group([0, 1], "dp")
+        job.collective("all_reduce")
+        for _ in range(4):
+            job.collective("all_reduce", pair)
+        for _ in range(2):
+            job.collective("all_reduce", ranks=[0, 1, 3], state="completed")
+        error = "RuntimeError: [gloo] Timed out waiting"
+        failed = Sidecar("", 0, 4, "n", 1, 0.0, 10.0, "exception", error=error)
+        frame = SidecarFrame(
+            "recv", "torch/distributed/distributed_c10d.py", 9
+        )
+        elsewhere = failed._replace(
+            rank=3, threads=(("MainThread", (frame,)),)
+        )
+        told = failed._replace(rank=2, error="", written=12.0)
+        sidecars = {0: failed, 1: failed._replace(rank=1), 2: told}
+        dumps = dumps_of(job, sidecars={**sidecars, 3: elsewhere})
+
+        states = {s.group.desc: s for s in survey(dumps).states}
+
+        everyone = states[job.world.desc].positions
+        assert [1, 1, 1, 3] == [everyone[r].done for r in range(4)]
+        assert [4, 4] == [states["dp"].positions[r].done for r in (0, 1)]
 
     @pytest.mark.parametrize(("backend", "done"), [("gloo", 1), ("nccl", 2)])
     def test_peer_died(self, dumps_of, backend, done):

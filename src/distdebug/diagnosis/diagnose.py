@@ -45,6 +45,8 @@ _STUCK = {
     Cause.GROUP_ORDER_DEADLOCK,
     Cause.P2P_DEADLOCK,
 }
+# Nothing on record is stuck.
+_GOES_ON = {Cause.HEALTHY, Cause.STRAGGLER}
 _REMEDY = (
     "name a folder with files of at least one of these kinds; how to get them "
     "from a job that runs: distdebug snapshot --help"
@@ -55,7 +57,8 @@ _NO_DUMPS = Missing(
 # A build for GPUs has a recorder, which hears nothing of Gloo.
 _NO_CALLS = Missing(
     what="calls",
-    reason="the dumps hold none: before 2.8, torch records those of NCCL only",
+    reason="the dumps hold none: none was made yet, or only such as Gloo does "
+    "not record (send, recv, monitored_barrier; before torch 2.8, all)",
 )
 
 
@@ -184,7 +187,7 @@ def _from_dumps(flight: FlightReport, found: StackFiles) -> Diagnosis:
 
     views = host_views(dumps, found.stacks)
     diagnosis = refine(diagnosis, views, dumps, flight.waits)
-    if diagnosis.verdict.cause is Cause.HEALTHY and not ended_well(dumps):
+    if diagnosis.verdict.cause in _GOES_ON and not ended_well(dumps):
         stacks = all_stacks(dumps, found.stacks)
         diagnosis = look_again(diagnosis, views, dumps, stacks)
     diagnosis = _with_movement(diagnosis, found.stacks)

@@ -7,8 +7,6 @@ the two contradict each other, both are told.
 
 from __future__ import annotations
 
-import re
-
 from collections.abc import Mapping, Sequence
 
 import attrs
@@ -17,28 +15,18 @@ from ..findings import Cause, Diagnosis, Finding
 from ..flight_recorder.columns import Dumps
 from ..ranks import ranks_text
 from ..waits import Wait
-from .crossed import cross_waits, torch_call
 from .deaths import find_death
+from .elsewhere import cross_waits, wait_elsewhere
 from .hosts import HostView, ended_well
 from .unrecorded import without_waiting
 
 
 __all__ = ["refine"]
 
-# Calls to one other rank, which Gloo does not record.
-_P2P = re.compile(r"i?(send|recv)\w*|batch_isend_irecv")
-_NOT_RECORDED = (
-    "see why the other side of this call does not answer; no dump shows it on "
-    "Gloo"
+_ENDED_EARLY = (
+    "see why these ranks made fewer calls: a batch less, an early return, an "
+    "exception that was caught; or why those that wait made one too many"
 )
-_OTHER_MOMENTS = (
-    "either dump and stack are of different moments (then take both again), or "
-    "the rank waits in a call that is not recorded, such as send and recv on "
-    "Gloo"
-)
-
-# So many calls in which ranks wait are told.
-_MOST_PARTIES = 3
 _LATE_AND_WAITING = (Cause.STRAGGLER, Cause.COLLECTIVE_WAIT)
 _ABSENT = {Cause.RANK_NOT_ARRIVED, Cause.RANK_CRASHED}
 # What is wrong with a job even if it comes to its end.
@@ -166,11 +154,7 @@ def _with_host(finding: Finding, views: Mapping[int, HostView]) -> Finding:
 
     gone = [v.rank for v in seen if v.has_exited]
     if gone:
-        return attrs.evolve(
-            finding,
-            summary=f"{finding.summary}; {ranks_text(gone)} had ended without "
-            "an error",
-        )
+        return _with_gone(finding, gone)
 
     if finding.cause is Cause.RANK_CRASHED:
         return _if_alive(finding, seen)
@@ -179,9 +163,9 @@ def _with_host(finding: Finding, views: Mapping[int, HostView]) -> Finding:
     if first is None:
         return finding
 
-    if first.cause is Cause.COLLECTIVE_WAIT:
-        waiting = [v for v in seen if v.cause is Cause.COLLECTIVE_WAIT]
-        return _contradicted(finding, waiting)
+    contradicted = wait_elsewhere(finding, seen)
+    if contradicted is not None:
+        return contradicted
 
     who = "it" if len(finding.ranks) == 1 else f"rank {first.rank}"
     doing = first.doing or "is"
@@ -192,6 +176,29 @@ def _with_host(finding: Finding, views: Mapping[int, HostView]) -> Finding:
         detail_cause=first.cause,
         location=first.location,
         evidence=(*first.evidence, *finding.evidence),
+    )
+
+
+def _with_gone(finding: Finding, gone: Sequence[int]) -> Finding:
+    """
+    Who ended without an error did not crash, but left the others alone.
+    """
+    summary = (
+        f"{finding.summary}; {ranks_text(gone)} had ended without an error"
+    )
+    if len(gone) < len(finding.ranks):
+        return attrs.evolve(finding, summary=summary)
+
+    is_few = finding.group is not None and 2 * len(gone) < len(
+        finding.group.ranks
+    )
+    return attrs.evolve(
+        finding,
+        cause=Cause.RANK_NOT_ARRIVED,
+        # Rather one makes a call too many than all others one too few.
+        confidence=finding.confidence if is_few else "possible",
+        summary=summary,
+        remedy=_ENDED_EARLY,
     )
 
 
@@ -210,37 +217,6 @@ def _with_line(finding: Finding, seen: list[HostView]) -> Finding:
         finding,
         location=view.location,
         evidence=(*finding.evidence, *view.evidence),
-    )
-
-
-def _contradicted(finding: Finding, views: list[HostView]) -> Finding:
-    """
-    Who did not arrive waits itself: in what no dump shows, perhaps.
-    """
-    by_call: dict[str, list[HostView]] = {}
-    for view in views:
-        by_call.setdefault(torch_call(view), []).append(view)
-    parties = list(by_call.items())[:_MOST_PARTIES]
-    said = ", ".join(_waiting(call, alike) for call, alike in parties)
-    is_p2p = all(_P2P.fullmatch(call) for call in by_call)
-    return attrs.evolve(
-        finding,
-        confidence="possible",
-        summary=f"{finding.summary}; but {said}",
-        location=views[0].location,
-        evidence=(
-            *(e for _, alike in parties for e in alike[0].evidence),
-            *finding.evidence,
-        ),
-        remedy=_NOT_RECORDED if is_p2p else _OTHER_MOMENTS,
-    )
-
-
-def _waiting(call: str, views: Sequence[HostView]) -> str:
-    verb = "is" if len(views) == 1 else "are"
-    return (
-        f"{ranks_text([v.rank for v in views])} {verb} waiting in "
-        f"{call or 'a collective'} at {_brief(views[0])}"
     )
 
 

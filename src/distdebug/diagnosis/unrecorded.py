@@ -27,6 +27,7 @@ from ..flight_recorder.analysis.endings import (
 )
 from ..flight_recorder.analysis.freshness import silent_s
 from ..flight_recorder.columns import Dumps
+from ..flight_recorder.sidecar import Sidecar
 from ..ranks import ranks_text
 from ..stacks.model import ProcessStacks
 from ..waits import Wait
@@ -38,6 +39,8 @@ from .hosts import HostView
 __all__ = ["look_again", "without_waiting"]
 
 _TIMED_OUT = re.compile(r"tim(ed|e)[ -]?out", re.IGNORECASE)
+# So many lines at which ranks failed are told.
+_MOST_PLACES = 3
 
 
 def look_again(
@@ -50,7 +53,7 @@ def look_again(
     Look again at a job of which nothing on record is stuck.
 
     Args:
-        diagnosis: What its dumps tell: that it is healthy.
+        diagnosis: What its dumps tell: that it is healthy, or slow.
 
         views: What each rank was doing on its host.
 
@@ -64,7 +67,10 @@ def look_again(
     """
     failed = _find_failed(views, dumps)
     if failed is not None:
-        return attrs.evolve(diagnosis, verdict=failed, findings=(failed,))
+        more = (f for f in diagnosis.findings if not f.cause.is_fine)
+        return attrs.evolve(
+            diagnosis, verdict=failed, findings=(failed, *more)
+        )
 
     seconds = silent_s(dumps)
     if not seconds:
@@ -137,7 +143,7 @@ def _find_failed(
     suspects = others if 2 * len(others) < len(known) else ()
     text = (
         f"{ranks_text(sorted(s.rank for s in failed))} failed in calls that "
-        f"no dump shows ({failed[0].error})"
+        f"no dump shows ({failed[0].error}){_places(failed, views)}"
     )
     if suspects:
         text += f"; {ranks_text(suspects)} did not"
@@ -145,18 +151,47 @@ def _find_failed(
     if view is not None and view.location is not None:
         doing = view.doing or "was"
         text += f": rank {view.rank} {doing} in {view.location.brief}"
-    is_timeout = any(_TIMED_OUT.search(s.error) for s in failed)
     return Finding(
-        cause=Cause.COLLECTIVE_TIMEOUT if is_timeout else Cause.UNKNOWN,
+        cause=_cause_of(failed),
         ranks=suspects,
         summary=text,
         confidence="possible",
-        remedy="see what the ranks that did not fail were doing meanwhile",
+        remedy="see what the ranks that did not fail were doing meanwhile"
+        if others
+        else "compare the lines at which they failed: each send needs its "
+        "receive, and a key of the store somebody who sets it",
         location=view.location if view else None,
         evidence=(
             *(view.evidence if view else ()),
             *map(quote_error, failed[:4]),
         ),
+    )
+
+
+def _cause_of(failed: Sequence[Sidecar]) -> Cause:
+    if any(_TIMED_OUT.search(s.error) for s in failed):
+        return Cause.COLLECTIVE_TIMEOUT
+    if all(lost_peer(s.error) for s in failed):
+        return Cause.NETWORK_FAILURE
+    return Cause.UNKNOWN
+
+
+def _places(failed: Sequence[Sidecar], views: Mapping[int, HostView]) -> str:
+    """
+    The lines of the user at which they failed.
+    """
+    ranks: dict[str, list[int]] = {}
+    for rank in sorted(s.rank for s in failed):
+        location = views[rank].location if rank in views else None
+        if location is not None:
+            ranks.setdefault(location.brief, []).append(rank)
+    if not ranks:
+        return ""
+
+    told = list(ranks.items())[:_MOST_PLACES]
+    return " at " + ", ".join(
+        where if len(ranks) == 1 else f"{where} ({ranks_text(who)})"
+        for where, who in told
     )
 
 

@@ -6,7 +6,7 @@ Dumps say who is waited for; logs say what became of it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 import attrs
 
@@ -33,7 +33,10 @@ _FATAL = frozenset(
 )
 _ENDS = frozenset({Cause.KILLED, Cause.ACTOR_DIED})
 # Where a process waited that is dead by now, and what its log says of that.
-_VAIN = WAITS | {Cause.UNKNOWN}
+_VAIN = WAITS | {Cause.UNKNOWN, Cause.STRAGGLER}
+_OPEN = {Cause.UNKNOWN, Cause.STRAGGLER}
+# What ranks suffer because of another one.
+_FOLLOWS = WAITS | {Cause.COLLECTIVE_TIMEOUT, Cause.NETWORK_FAILURE}
 _TIMED_OUT = frozenset(
     {
         *(Cause.RANK_NOT_ARRIVED, Cause.COLLECTIVE_TIMEOUT),
@@ -125,29 +128,50 @@ def join_logs(
 
     first = tuple(f for f in findings if is_first_cause(f, logs))
     fatal = [f for f in first if f.cause in _FATAL and not _lives(f, alive)]
+    ends = [f for f in findings if f.cause in _ENDS and is_end(f, logs)]
     if told.cause in _ABSENT and told.detail_cause is None:
-        ends = [f for f in findings if f.cause in _ENDS and is_end(f, logs)]
         cause, is_sure = _end_of(told, [*fatal, *ends])
         if cause is not None:
             verdict = _explained(told, cause, is_sure=is_sure)
             return _with_verdict(diagnosis, verdict, first, cause)
 
-    if told.cause in _VAIN and not alive:
-        # Who waits explains nothing; what ended a process does.
-        ended = [] if has_ended_well else fatal
-        why = next((f for f in ended if told.cause in WAITS), findings[0])
-        if why in ended or why.cause in _TIMED_OUT:
-            verdict = _with_places(why, told)
-            return _with_verdict(diagnosis, verdict, findings, why)
+    if has_ended_well:
+        fatal = []
+    why = None if alive else _reason(told, findings, fatal, ends)
+    if why is not None:
+        verdict = _with_places(why, told)
+        return _with_verdict(diagnosis, verdict, findings, why)
 
-    if told.cause is not Cause.UNKNOWN and not told.cause.is_fine:
+    if told.cause not in _OPEN and not told.cause.is_fine:
         # What followed is no news where the reason is known.
         return attrs.evolve(diagnosis, findings=(*diagnosis.findings, *first))
 
-    if fatal and not has_ended_well:
+    if fatal:
         return _with_verdict(diagnosis, fatal[0], findings, fatal[0])
 
     return attrs.evolve(diagnosis, findings=(*diagnosis.findings, *findings))
+
+
+def _reason(
+    told: Finding,
+    findings: Sequence[Finding],
+    fatal: Sequence[Finding],
+    ends: Sequence[Finding],
+) -> Finding | None:
+    """
+    What logs tell of why ranks waited, or failed, that are dead by now.
+    """
+    # Who waits explains nothing; what ended a process does.
+    if told.cause in _FOLLOWS and fatal:
+        return fatal[0]
+    if told.cause is Cause.NETWORK_FAILURE:
+        return next((f for f in ends if f.ranks), None)
+    is_named = findings[0].cause is Cause.RANK_NOT_ARRIVED
+    if told.cause in _VAIN or (
+        told.cause is Cause.COLLECTIVE_TIMEOUT and is_named
+    ):
+        return findings[0] if findings[0].cause in _TIMED_OUT else None
+    return None
 
 
 def _lives(finding: Finding, alive: Collection[int]) -> bool:
@@ -198,7 +222,7 @@ def _with_places(why: Finding, told: Finding) -> Finding:
     Add to what happened where in their code ranks waited at that time.
     """
     where = told.summary
-    if told.cause is Cause.UNKNOWN:
+    if told.cause not in WAITS:
         if told.location is None or not told.ranks:
             return why
         where = f"{ranks_text(told.ranks)} in {told.location.brief}"

@@ -18,6 +18,7 @@ __all__ = [
     "ended_s",
     "failed_in_call",
     "failed_off_record",
+    "failed_on_record",
     "last_words",
     "lost_child",
     "lost_peer",
@@ -27,13 +28,13 @@ __all__ = [
 # Torch raises its own kinds of errors; and RuntimeError, which anybody raises.
 _OF_TORCH = re.compile(r"(?:\w+\.)*Dist\w*Error\b")
 _OF_ANYBODY = re.compile(
-    r"RuntimeError\b(?!.*dataloader).*?(?:gloo|nccl|timed out"
+    r"RuntimeError\b(?!.*dataloader).*?(?:gloo|nccl|timed out|pair closure"
     r"|connection (?:closed by peer|reset|refused))",
     re.IGNORECASE | re.DOTALL,
 )
 _PEER_IS_GONE = re.compile(
     r"connection (?:closed by peer|reset|refused)|broken pipe"
-    r"|remote process exit",
+    r"|remote process exit|pair closure",
     re.IGNORECASE,
 )
 _CHILD_IS_GONE = re.compile(
@@ -76,6 +77,16 @@ def failed_off_record(sidecar: Sidecar) -> bool:
         if frame.filename.endswith("distributed_c10d.py")
     )
     return next(in_torch, "") in _OFF_RECORD
+
+
+def failed_on_record(sidecar: Sidecar) -> bool:
+    """
+    Whether a rank died of the last call that it recorded.
+
+    Args:
+        sidecar: Of that rank.
+    """
+    return failed_in_call(sidecar.error) and not failed_off_record(sidecar)
 
 
 def lost_peer(error: str) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 import attrs
 
 from ..columns import Dumps, Frame
+from .aborted import take_back
 from .membership import Membership, find_groups
 from .operations import Operation, Signatures
 from .p2p import Channel, find_channels
@@ -103,10 +104,12 @@ def survey(dumps: Dumps) -> Job:
     """
     membership = find_groups(dumps)
     signatures = Signatures(dumps.ops, dumps.shapes)
+    states = measure_progress(dumps, membership, signatures)
+    take_back(states, dumps, membership, signatures)
     return Job(
         dumps=dumps,
         membership=membership,
         signatures=signatures,
-        states=measure_progress(dumps, membership, signatures),
+        states=states,
         channels=find_channels(dumps, membership, signatures),
     )

@@ -21,7 +21,7 @@ from .operations import Signatures
 from .streams import Stream, collective_streams, is_p2p
 
 
-__all__ = ["GroupState", "Position", "measure_progress"]
+__all__ = ["GroupState", "Position", "measure_progress", "position_of"]
 
 
 @attrs.frozen(kw_only=True)
@@ -204,7 +204,7 @@ def _positions(
         status = counters.get(index)
         if index in streams:
             exact = None if index in mixed else status
-            yield index, _position(dump.rank, streams[index], exact, newest)
+            yield index, position_of(dump.rank, streams[index], exact, newest)
         elif status.enqueued <= 0 if status else never_used:
             yield index, Position(rank=dump.rank)
         elif (
@@ -272,9 +272,21 @@ def _groups_without_events(
     }
 
 
-def _position(
+def position_of(
     rank: int, s: Stream, status: GroupStatus | None, newest: int
 ) -> Position:
+    """
+    Where does a rank stand in a group?
+
+    Args:
+        rank: Global rank.
+
+        s: What it did in the group.
+
+        status: The counters that torch keeps, if they tell of collectives.
+
+        newest: Position of its last record in any group.
+    """
     done = s.seq[s.done]
     sync = s.seq[s.done & s.synchronizes]
     highest = int(done[-1]) if len(done) else 0

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..columns import COMPLETED, Entries, RankDump
-from ..sidecar import Sidecar
-from .endings import failed_in_call, failed_off_record
+from .endings import failed_on_record
 from .operations import Signatures
 
 
@@ -168,15 +167,8 @@ def is_done(dump: RankDump, signatures: Signatures) -> NDArray[np.bool_]:
     completed = ((e.state == COMPLETED) | (e.completed_ns > 0)) & ~is_aborted
     has_events = signatures.column("has_events")[e.op]
     done = np.where(has_events, completed, e.retired)
-    if len(done) and dump.sidecar and _failed(dump.sidecar):
+    if len(done) and dump.sidecar and failed_on_record(dump.sidecar):
         last = np.argmax(e.record_id)
         done[last] &= has_events[last]
 
     return done
-
-
-def _failed(sidecar: Sidecar) -> bool:
-    """
-    Whether the rank died in the last call that it recorded.
-    """
-    return failed_in_call(sidecar.error) and not failed_off_record(sidecar)

@@ -111,6 +111,8 @@ def _summary(job: Job, root: Root, calls: Sequence[StuckCall]) -> str:
     waiting = len({r for i in root.calls for r in calls[i].waiting})
     wait = f"{waiting} rank{'s wait' if waiting != 1 else ' waits'}"
     wait += _since(job, [calls[i] for i in root.calls])
+    lost = sorted({*first.missing}.difference(root.ranks))
+    also = f"; {ranks_text(lost)} left no dump" if lost else ""
     circle = _circle(job, root, calls)
     verb, them = ("is", "it") if len(root.ranks) == 1 else ("are", "them")
     in_flight = (
@@ -122,7 +124,7 @@ def _summary(job: Job, root: Root, calls: Sequence[StuckCall]) -> str:
     )
     texts = {
         Cause.RANK_NOT_ARRIVED: f"{who} never entered "
-        f"{awaited_text(job, first)} ({wait})",
+        f"{awaited_text(job, first)} ({wait}{also})",
         Cause.RANK_CRASHED: f"{who} left no dump; {wait} for {them} in {what}",
         Cause.SKIPPED_COLLECTIVE: f"{who} skipped {what} ({wait}): {circle}",
         Cause.GROUP_ORDER_DEADLOCK: f"{who} left the order of the others: "

@@ -39,12 +39,16 @@ def explain_gloo(logs: CollectiveLogs) -> list[Finding]:
     if not waited:
         return _left(logs)
 
-    absent = _others(logs, set(ranks_of(waited)))
+    absent, is_silent = _others(logs, set(ranks_of(waited)))
     spent, who = within(waited), who_waited(waited)
     text = f"{who} waited in a call over Gloo{spent}, and these logs do not "
     text += "tell for whom"
     if absent:
         text = f"{ranks_text(absent)} did not come to a call over Gloo{spent}"
+        if not is_silent:
+            text = f"{ranks_text(absent)} came late to a call over Gloo, or "
+            text += "would have waited a little longer: their connections "
+            text += f"were closed by those who gave up{spent}"
         text += f"; {who} waited"
     cause = Cause.RANK_NOT_ARRIVED if absent else Cause.COLLECTIVE_TIMEOUT
     late = [x for x in logs.gloo if x.rank in absent]
@@ -53,22 +57,31 @@ def explain_gloo(logs: CollectiveLogs) -> list[Finding]:
             cause=cause,
             ranks=absent,
             summary=text,
-            confidence="likely" if len(absent) < len(waited) else "possible",
+            # Who lost a connection may have waited as long as the others.
+            confidence="likely"
+            if len(absent) < len(waited) and (is_silent or not absent)
+            else "possible",
             remedy=REMEDIES[cause] if absent else _ASK_FOR_DETAIL,
             evidence=evidence_of((*waited[:3], *late[:3])),
         )
     ]
 
 
-def _others(logs: CollectiveLogs, waiting: set[int]) -> tuple[int, ...]:
+def _others(
+    logs: CollectiveLogs, waiting: set[int]
+) -> tuple[tuple[int, ...], bool]:
     """
     Ranks that did not wait, as long as there are but few of them.
 
     Who comes late finds the connection closed by those who gave up.  So does
-    one that would have waited a little longer; so many of them blame nobody.
+    one that would have waited a little longer; so many of them blame nobody,
+    and nor does a single one if others say nothing at all.
+
+    Returns:
+        The ranks, and whether none of them says anything.
     """
     if not waiting:
-        return ()
+        return (), False
     closed = {
         x.rank
         for x in logs.gloo
@@ -80,8 +93,9 @@ def _others(logs: CollectiveLogs, waiting: set[int]) -> tuple[int, ...]:
         missing = closed
     if missing & closed and len(missing) > len(waiting):
         missing = closed
+    missing = missing - closed or missing
     few = len(missing) <= max(len(waiting), 1)
-    return tuple(sorted(missing)) if few else ()
+    return tuple(sorted(missing)) if few else (), not missing & closed
 
 
 def _left(logs: CollectiveLogs) -> list[Finding]:
