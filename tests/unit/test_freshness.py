@@ -407,3 +407,32 @@ class TestWaited:
         Where nobody waits there is no time.
         """
         assert waited_ns([], dumps_of(caught())) is None
+
+
+def test_thread_that_goes_on(dumps_of):
+    """
+    Of two calls that wait for the same rank, that one is told which has waited
+    for too long, and not one of a thread that goes on.
+    """
+    job = SimulatedJob(3)
+    beats = job.new_group(range(3), "heartbeat")
+    for _ in range(4):
+        job.collective("all_reduce")
+        job.collective("all_reduce", beats)
+        job.wait(1)
+    job.collective("all_reduce", ranks=[0, 1])
+    for _ in range(30):
+        job.wait(1)
+        job.collective("all_reduce", beats)
+    job.wait(1)
+    job.collective("all_reduce", beats, ranks=[0])
+
+    now = job.clock + 0.1
+    told = Sidecar("", 0, 3, "n", 1, 0.0, now, "request")
+
+    verdict = analyze_dumps(
+        dumps_of(job, sidecars={r: told._replace(rank=r) for r in range(3)})
+    ).verdict
+
+    assert (Cause.RANK_NOT_ARRIVED, (2,)) == (verdict.cause, verdict.ranks)
+    assert ("0", 5) == (verdict.group.name, verdict.collective.seq)

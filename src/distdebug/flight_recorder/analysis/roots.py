@@ -18,6 +18,7 @@ import attrs
 from ...findings import Cause
 from ...waits import components, reachable, sinks
 from .departures import find_departure
+from .freshness import is_unprecedented
 from .habit import is_next_of, kinds_passed, next_rows
 from .job import Job
 from .progress import GroupState
@@ -112,14 +113,24 @@ def _not_arrived(
     if found:
         ranks = sorted({r for away in found.values() for r in away})
         # What only one call waits for needs no choice.
-        rows = next_rows(job, ranks[:_MOST_HABITS]) if len(found) > 1 else {}
+        has_choice = len(found) > 1
+        rows = next_rows(job, ranks[:_MOST_HABITS]) if has_choice else {}
+        # Another thread may go on with calls of its own for a while.
+        fresh = {
+            i: has_choice and not is_unprecedented([calls[i]], job.dumps)
+            for i in found
+        }
         yield Root(
             cause=Cause.RANK_NOT_ARRIVED,
             ranks=tuple(ranks),
             calls=tuple(
                 sorted(
                     found,
-                    key=lambda i: (*_turn(calls[i], rows, job), age[i]),
+                    key=lambda i: (
+                        fresh[i],
+                        *_turn(calls[i], rows, job),
+                        age[i],
+                    ),
                 )
             ),
         )
