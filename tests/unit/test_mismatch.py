@@ -115,6 +115,7 @@ class TestShift:
             ("abbbcabcac", "abbbcabcab", 0),
             # Of two branches, one is taken now and then.
             ("abababacabac", "abababacabab", 0),
+            ("ababacababab", "ababacababac", 0),
         ],
     )
     def test_habit(self, bad, good, expected):

@@ -54,7 +54,7 @@ def skipped_by_habit(bad: Stream, good: Stream, seq: int) -> int:
 
     Returns:
         How many they are, beginning with the one that is due; 0 if they were
-        not as many in each round of the loop, or there was none.
+        not the same in each round of the loop, or there was none.
     """
     at = int(np.searchsorted(good.seq, seq))
     calls, due = good.signature[:at], good.signature[at]
@@ -62,11 +62,13 @@ def skipped_by_habit(bad: Stream, good: Stream, seq: int) -> int:
     # Only where the call before it was the same, too: loops have phases.
     alike = (calls[:-1] == calls[-1:]) & (calls[1:] == due)
     rounds = np.split(calls, np.flatnonzero(alike) + 1)[1:]
-    skipped = {int((x == here).argmax()) for x in rounds if here in x}
-    if len(skipped) != 1 or any(here not in x for x in rounds):
+    ways = {tuple(x[: (x == here).argmax()].tolist()) for x in rounds}
+    if len(ways) != 1 or any(here not in x for x in rounds):
         return 0
 
-    return skipped.pop()
+    # What leads past the call before is another round, or another branch.
+    (way,) = ways
+    return 0 if calls[-1] in way[1:] else len(way)
 
 
 def find_shift(bad: Stream, good: Stream, seq: int) -> Cause | None:
