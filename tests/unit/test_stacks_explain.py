@@ -254,6 +254,8 @@ class TestMainThread:
             ("dist.isend(x, 1, tag=2).wait()", True),
             ("reqs[0].wait()", True),
             ("work.wait()", True),
+            ("for r in reqs: r.wait()", True),
+            ("w.wait()", True),
             ("dist.broadcast(x, 0, async_op=True).wait()", True),
             ("done.wait()", False),
         ],
