@@ -536,6 +536,20 @@ class TestJoin:
 
         assert (Cause.KILLED, (3,)) == (got.verdict.cause, got.verdict.ranks)
 
+    def test_exit_status(self):
+        """
+        What the launcher reports of a rank without a dump is told with it.
+        """
+        told = finding(Cause.RANK_CRASHED, 2, source="dump")
+        report = finding(Cause.RANK_CRASHED, 2, line=2)
+        lines = group(Cause.RANK_CRASHED, line=2, priority=4)
+        logs = scanned(report, groups={("a.log", "line 2"): lines})
+
+        verdict = join_logs(by_dumps(told), logs).verdict
+
+        assert "; because " in verdict.summary
+        assert report.evidence[0] in verdict.evidence
+
     def test_named_by_torch(self):
         """
         Whom torch itself names is not open any more; that somebody waited,

@@ -130,7 +130,8 @@ def join_logs(
     fatal = [f for f in first if f.cause in _FATAL and not _lives(f, alive)]
     ends = [f for f in findings if f.cause in _ENDS and is_end(f, logs)]
     if told.cause in _ABSENT and told.detail_cause is None:
-        cause, is_sure = _end_of(told, [*fatal, *ends])
+        known = [*fatal, *ends, *_reports(told, findings)]
+        cause, is_sure = _end_of(told, known)
         if cause is not None:
             verdict = _explained(told, cause, is_sure=is_sure)
             return _with_verdict(diagnosis, verdict, first, cause)
@@ -176,6 +177,16 @@ def _reason(
 
 def _lives(finding: Finding, alive: Collection[int]) -> bool:
     return bool(finding.ranks) and set(finding.ranks) <= set(alive)
+
+
+def _reports(told: Finding, findings: Iterable[Finding]) -> list[Finding]:
+    """
+    What launchers tell of ranks that left no word: the exit status at least.
+    """
+    is_lost = told.cause is Cause.RANK_CRASHED
+    return [
+        f for f in findings if is_lost and f.cause is told.cause and f.ranks
+    ]
 
 
 def _end_of(
