@@ -13,7 +13,14 @@ import time
 import fuzzing.everything  # noqa: F401 it fills the table
 import pytest
 
-from fuzzing.demand import MIB, DefectError, check_cost, cost_of, feed
+from fuzzing.demand import (
+    MIB,
+    DefectError,
+    check_cost,
+    cost_of,
+    feed,
+    slowness,
+)
 from fuzzing.junk import junk_for
 from fuzzing.mutate import mutate
 from fuzzing.seeds import regressions_of, seeds_of
@@ -231,3 +238,22 @@ class TestDemand:
         )
 
         assert check_cost(target, b"").seconds < 0.1
+
+    @pytest.mark.parametrize(
+        ("usual_s", "least", "most"), [(1e-4, 50, 1e6), (1e4, 1, 1)]
+    )
+    def test_slow_processor(self, monkeypatch, usual_s, least, most):
+        """
+        A processor that is slower is given more time; a faster one no less.
+        """
+
+        def parse(_):
+            end = time.process_time() + 0.6
+            while time.process_time() < end:
+                pass
+
+        target = Target("x", parse, (), list, 1.0, 200.0, None)
+        monkeypatch.setattr("fuzzing.demand._USUAL_S", usual_s)
+
+        assert least <= slowness() <= most
+        assert cost_of(target, b"").seconds * least < 0.9
