@@ -788,3 +788,32 @@ def test_failed_off_record(dumps_of):
     assert [(Cause.RANK_CRASHED, (4,)), (Cause.UNKNOWN, (2,))] == [
         (f.cause, f.ranks) for f in report.findings
     ]
+
+
+def test_others_left_no_dump(dumps_of):
+    """
+    Who left no dump may be missing, too: that is said, and it is not certain.
+    """
+    job = train()
+    job.collective("all_reduce", ranks=[0, 1])
+
+    verdict = analyze_dumps(dumps_of(job, missing=[3])).verdict
+
+    assert (Cause.RANK_NOT_ARRIVED, (2,)) == (verdict.cause, verdict.ranks)
+    assert "; rank 3 left no dump)" in verdict.summary
+    assert "likely" == verdict.confidence
+
+
+def test_other_root(dumps_of):
+    """
+    A broadcast that completed for other members may have two roots.
+    """
+    job = train(backend="gloo")
+    job.collective("broadcast", ranks=[1, 3], state="completed")
+    job.collective("broadcast", ranks=[0, 2], state="started")
+    job.collective("all_gather", ranks=[1, 3])
+
+    verdict = analyze_dumps(dumps_of(job)).verdict
+
+    assert Cause.COLLECTIVE_STUCK_IN_FLIGHT is verdict.cause
+    assert "compare src or dst" in verdict.remedy

@@ -270,6 +270,14 @@ class TestMainThread:
 
         assert expected == (got is Cause.COLLECTIVE_WAIT)
 
+    def test_waits_for_key(self):
+        """
+        A key of the store is no rendezvous of all ranks.
+        """
+        got = explain(USER, code='store.wait(["lr/3"], timeout)')
+
+        assert Cause.RENDEZVOUS_WAIT is got
+
     def test_code_of_innermost(self):
         """
         Only the innermost line can be the one that waits.
