@@ -579,6 +579,8 @@ class TestSmall:
         The Tab key leads through the page in its order, out of everything.
         """
         with shown(small.path) as tab:
+            # Once it is drawn, all of this small job is shown.
+            tab.locator("[data-do=all]:disabled").wait_for()
             order = tab.evaluate(
                 "[...document.querySelectorAll('a[href], button, input, select,"
                 " summary, canvas, [tabindex]')].filter((e) =>"
