@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
@@ -19,13 +19,14 @@ from ..ranks import ranks_text
 from ..waits import Wait
 from .from_stacks import WAITS
 from .hosts import HostView
+from .unrecorded import call_for
 
 
 __all__ = ["cross_waits", "wait_elsewhere"]
 
 # The outermost one is what the user called.
 _CALL = re.compile(
-    r"(\w+) \([^()]*torch/distributed/(?:distributed_c10d|device_mesh)\.py:\d+\)"
+    r"(\w+) \([^()]*(?:distributed_c10d|torch/distributed/device_mesh)\.py:\d+\)"
 )
 # Calls to one other rank, which Gloo does not record.
 _P2P = re.compile(r"i?(send|recv)\w*|batch_isend_irecv")
@@ -69,8 +70,8 @@ def cross_waits(
         are missing wait in the same call, which others have to make, too.
     """
     call = _common_call(finding, views)
-    wait = _wait_of(finding, waits)
-    if wait is None or call not in _TOGETHER:
+    wait = call_for(finding.ranks, finding, waits)
+    if wait is None or wait.p2p or call not in _TOGETHER:
         return None
 
     inside = [r for r in wait.waiting if r not in finding.ranks]
@@ -93,7 +94,8 @@ def cross_waits(
         confidence="possible" if is_open else "likely",
         summary=f"{ranks_text(ranks)} {said}: "
         + ", ".join(
-            f"{ranks_text(who)} in {what}{_place(views, who)}"
+            f"{ranks_text(who)} in {what}"
+            + _place(views[r] for r in who if r in views)
             for who, what in parties
         ),
         location=seen[0].location,
@@ -131,20 +133,19 @@ def wait_elsewhere(
         seen anywhere waits for nobody.
     """
     first = next((v for v in seen if v.location), None)
-    views = [v for v in seen if v.cause in _waits_of(finding)]
-    if first not in views:
+    causes = _waits_of(finding)
+    if first is None or first.cause not in causes:
         return None
 
-    by_call: dict[str, list[HostView]] = {}
+    views = [v for v in seen if v.cause in causes]
+    by_call: dict[tuple[str, str], list[HostView]] = {}
     for view in views:
         call = _torch_call(view)
-        doing = (
-            f"waiting in {call}" if call else view.doing.removeprefix("is ")
-        )
-        by_call.setdefault(doing, []).append(view)
+        key = call, "" if call else view.doing
+        by_call.setdefault(key, []).append(view)
     parties = list(by_call.items())[:_MOST_PARTIES]
-    said = ", ".join(_waiting(doing, alike) for doing, alike in parties)
-    is_p2p = all(_P2P.fullmatch(_torch_call(v)) for v in views)
+    said = ", ".join(_waiting(*key, alike) for key, alike in parties)
+    is_p2p = all(_P2P.fullmatch(call) for call, _ in by_call)
     return attrs.evolve(
         finding,
         confidence="possible",
@@ -164,11 +165,12 @@ def _waits_of(finding: Finding) -> frozenset[Cause]:
     return frozenset({Cause.COLLECTIVE_WAIT}) if is_alone else WAITS
 
 
-def _waiting(doing: str, views: Sequence[HostView]) -> str:
+def _waiting(call: str, doing: str, views: Sequence[HostView]) -> str:
     verb = "is" if len(views) == 1 else "are"
-    who = ranks_text([v.rank for v in views])
-    place = _place({v.rank: v for v in views}, [v.rank for v in views])
-    return f"{who} {verb} {doing}{place}"
+    what = f"waiting in {call}" if call else doing.removeprefix("is ")
+    return (
+        f"{ranks_text([v.rank for v in views])} {verb} {what}{_place(views)}"
+    )
 
 
 def _torch_call(view: HostView) -> str:
@@ -179,25 +181,6 @@ def _torch_call(view: HostView) -> str:
     return str(found[-1]) if found else ""
 
 
-def _wait_of(finding: Finding, waits: Sequence[Wait]) -> Wait | None:
-    """
-    The stuck call of a finding, unless it is between two ranks.
-    """
-    told = finding.group, finding.collective
-    return next(
-        (
-            w
-            for w in waits
-            if told[0] is not None
-            and told[1] is not None
-            and not w.p2p
-            and (w.group, w.seq) == (told[0].name, told[1].seq)
-        ),
-        None,
-    )
-
-
-def _place(views: Mapping[int, HostView], ranks: Sequence[int]) -> str:
-    found = (views[r].location for r in ranks if r in views)
-    location = next((x for x in found if x is not None), None)
+def _place(views: Iterable[HostView]) -> str:
+    location = next((v.location for v in views if v.location), None)
     return f" at {location.brief}" if location else ""

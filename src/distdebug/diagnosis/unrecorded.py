@@ -36,7 +36,7 @@ from .from_stacks import WAITS, diagnose_stacks
 from .hosts import HostView
 
 
-__all__ = ["look_again", "without_waiting"]
+__all__ = ["call_for", "look_again", "without_waiting"]
 
 _TIMED_OUT = re.compile(r"tim(ed|e)[ -]?out", re.IGNORECASE)
 # So many lines at which ranks failed are told.
@@ -226,7 +226,7 @@ def without_waiting(
 
     verb = "waits" if len(waiting) == 1 else "wait"
     tail = f"({ranks_text(waiting)} {verb} elsewhere, not on record)"
-    call = _call_for(left, finding, waits)
+    call = call_for(left, finding, waits)
     if call is None:
         return attrs.evolve(
             finding,
@@ -252,11 +252,21 @@ def without_waiting(
     )
 
 
-def _call_for(
+def call_for(
     ranks: Sequence[int], finding: Finding, waits: Sequence[Wait]
 ) -> Wait | None:
     """
-    A stuck call that waits for some of these ranks; that of *finding* first.
+    Find a stuck call that waits for some of these ranks.
+
+    Args:
+        ranks: Global ranks.
+
+        finding: What is told of them; its own call comes first.
+
+        waits: The stuck calls.
+
+    Returns:
+        The call; ``None`` if none waits for them.
     """
     told = (
         finding.group.name if finding.group else "",

@@ -32,11 +32,12 @@ _FATAL = frozenset(
     }
 )
 _ENDS = frozenset({Cause.KILLED, Cause.ACTOR_DIED})
+# Verdicts that leave open why a job failed.
+_OPEN = frozenset({Cause.UNKNOWN, Cause.STRAGGLER})
 # Where a process waited that is dead by now, and what its log says of that.
-_VAIN = WAITS | {Cause.UNKNOWN, Cause.STRAGGLER}
-_OPEN = {Cause.UNKNOWN, Cause.STRAGGLER}
+_VAIN = WAITS | _OPEN
 # What ranks suffer because of another one.
-_FOLLOWS = WAITS | {Cause.COLLECTIVE_TIMEOUT, Cause.NETWORK_FAILURE}
+_SUFFERED = WAITS | {Cause.COLLECTIVE_TIMEOUT, Cause.NETWORK_FAILURE}
 _TIMED_OUT = frozenset(
     {
         *(Cause.RANK_NOT_ARRIVED, Cause.COLLECTIVE_TIMEOUT),
@@ -163,16 +164,15 @@ def _reason(
     What logs tell of why ranks waited, or failed, that are dead by now.
     """
     # Who waits explains nothing; what ended a process does.
-    if told.cause in _FOLLOWS and fatal:
+    if told.cause in _SUFFERED and fatal:
         return fatal[0]
     if told.cause is Cause.NETWORK_FAILURE:
         return next((f for f in ends if f.ranks), None)
-    is_named = findings[0].cause is Cause.RANK_NOT_ARRIVED
-    if told.cause in _VAIN or (
-        told.cause is Cause.COLLECTIVE_TIMEOUT and is_named
-    ):
-        return findings[0] if findings[0].cause in _TIMED_OUT else None
-    return None
+    if told.cause is Cause.COLLECTIVE_TIMEOUT:
+        is_new = findings[0].cause is Cause.RANK_NOT_ARRIVED
+    else:
+        is_new = told.cause in _VAIN and findings[0].cause in _TIMED_OUT
+    return findings[0] if is_new else None
 
 
 def _lives(finding: Finding, alive: Collection[int]) -> bool:

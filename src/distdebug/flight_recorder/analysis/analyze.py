@@ -146,15 +146,16 @@ def _confidence(
         job.membership.groups[calls[i].group].is_known and not calls[i].unknown
         for i in root.calls
     )
-    shown = [calls[i] for i in root.calls]
-    lost = {r for call in shown for r in call.missing}.difference(root.ranks)
     if root.cause is Cause.RANK_CRASHED or root.is_guess or not is_known:
         return "likely"
+
+    shown = [calls[i] for i in root.calls]
     if not is_unprecedented(shown, job.dumps):
         return "possible"
 
     explains_all = len(root.victims) + len(root.ranks) >= len(job.dumps)
     # Who left no dump may be missing as well.
+    lost = {r for call in shown for r in call.missing}.difference(root.ranks)
     return "certain" if explains_all and not lost else "likely"
 
 
