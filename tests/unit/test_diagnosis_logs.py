@@ -825,20 +825,19 @@ class TestRead:
 
         assert Cause.NSIGHT_WRONG_PYTHON is verdict.cause
 
-    def test_raylet_unreadable(self, tmp_path, monkeypatch):
+    def test_raylet_unreadable(self, tmp_path):
         """
         A log of a raylet that cannot be read costs nothing else.
         """
-
-        def refuse(_):
-            raise PermissionError(13, "Permission denied")
-
         shutil.copytree(RAY, tmp_path / "ray")
-        monkeypatch.setattr(read_module, "raylet_findings", refuse)
+        log = next(tmp_path.rglob("session_*/logs")) / "raylet.err"
+        log.write_text("Program not found: python", "utf-16")
 
         logs = read_logs([tmp_path])
 
-        assert "Permission denied" in [m.reason for m in logs.missing]
+        assert any(
+            x.source == str(log) and "UTF-16" in x.reason for x in logs.missing
+        )
         assert logs.deaths.first
 
     def test_killed_by_kernel(self, tmp_path):

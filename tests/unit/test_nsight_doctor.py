@@ -256,12 +256,40 @@ class TestRayletLog:
         (tmp_path / "c").mkdir()
         (tmp_path / "c" / "worker.err").write_text(NO_PYTHON)
 
-        found = raylet_findings(tmp_path)
+        found, missing = raylet_findings(tmp_path)
 
-        assert 2 == len(found)
+        assert (2, ()) == (len(found), missing)
         assert {"certain"} == {finding.confidence for finding in found}
-        alone = raylet_findings(tmp_path / "a" / "logs" / "raylet.err")
+        alone, _ = raylet_findings(tmp_path / "a" / "logs" / "raylet.err")
         assert () == alone
+
+    def test_unreadable(self, tmp_path):
+        """
+        What cannot be read is named, and costs nothing of the others.
+        """
+        wide, damaged, gone = (
+            tmp_path / name
+            for name in ("raylet.err", "raylet.out.1.gz", "gone")
+        )
+        wide.write_text(f"{NO_PYTHON}\n{LATE}", "utf-16")
+        damaged.write_bytes(b"\x1f\x8b junk")
+        (tmp_path / "raylet.out").write_text(f"{NO_PYTHON}\n{LATE}")
+
+        (finding,), missing = raylet_findings(gone, tmp_path)
+
+        assert "certain" == finding.confidence
+        assert {
+            str(gone): "No such file or directory",
+            str(wide): "text in UTF-16: iconv -f UTF-16 -t UTF-8 makes it "
+            "readable",
+            str(damaged): "damaged: Compressed file ended before the "
+            "end-of-stream marker was reached",
+        } == {x.source: x.reason for x in missing}
+
+        checks = check_nsys(raylet_logs=[gone, tmp_path]).checks
+        assert {f"logs in {x.source}" for x in missing} == {
+            check.name for check in checks if check.name.startswith("logs in")
+        }
 
 
 class TestOrphans:

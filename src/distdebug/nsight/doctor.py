@@ -16,9 +16,9 @@ import attrs
 
 from .._files import is_file, matching, resolved
 from .._showing import Block, Shown
-from .._text import clean, reason_of
+from .._text import clean
 from ..capture.permission.check import Check, check_blocks
-from ..findings import Cause, Evidence, Finding
+from ..findings import Cause, Evidence, Finding, Missing
 from ..findings.text import finding_entries
 from .installed import find_nsys, nsys_version
 from .orphans import find_orphans
@@ -106,7 +106,7 @@ def check_nsys(
         that could not be made.
     """
     path = find_nsys(nsys)
-    found, unread = _read_logs(raylet_logs)
+    found, unread = raylet_findings(*raylet_logs)
     checks = (
         _check_nsys(path),
         *([_check_importer(path)] if path else []),
@@ -114,29 +114,19 @@ def check_nsys(
         _check_twins(),
         _check_orphans(),
         _check_plugin(ray),
-        *unread,
+        *map(_unread, unread),
     )
     wrong = (_finding(check) for check in checks if check.ok is False)
     return NsysHealth(checks=checks, findings=(*found, *wrong))
 
 
-def _read_logs(
-    places: Iterable[str | os.PathLike[str]],
-) -> tuple[list[Finding], list[Check]]:
-    """
-    What the logs of raylets tell, and which of them tell nothing.
-    """
-    found: list[Finding] = []
-    unread: list[Check] = []
-    for place in places:
-        try:
-            found += raylet_findings(place)
-        except (OSError, ValueError) as exc:
-            detail = f"cannot be read: {reason_of(exc)}"
-            name = f"logs in {clean(os.fspath(place), limit=200)}"
-            remedy = "read them as their owner, or copy them"
-            unread.append(Check(name, ok=None, detail=detail, remedy=remedy))
-    return found, unread
+def _unread(log: Missing) -> Check:
+    return Check(
+        f"logs in {clean(log.source or '', limit=200)}",
+        ok=None,
+        detail=f"cannot be read: {log.reason}",
+        remedy="read them as their owner, or copy them",
+    )
 
 
 def _finding(check: Check) -> Finding:

@@ -11,13 +11,13 @@ import os
 import re
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 
 from .._lines import LogLine, read_lines, walk_logs
 from .._text import clean
-from ..findings import Cause, Evidence, Finding
+from ..findings import Cause, Evidence, Finding, Missing
 
 
 __all__ = ["nsight_log_findings", "raylet_findings"]
@@ -50,12 +50,57 @@ def nsight_log_findings(
     Raises:
         OSError: A file cannot be read.
 
-        ValueError: It is no ordinary file.
+        ValueError: It is no ordinary file, or damaged.
     """
+    return _find(chain.from_iterable(map(read_lines, sources)))
+
+
+def raylet_findings(
+    *places: str | os.PathLike[str],
+) -> tuple[tuple[Finding, ...], tuple[Missing, ...]]:
+    """
+    On which nodes did nsys start the wrong Python?
+
+    Args:
+        places: Folders, such as a session of Ray, or the logs of several
+            nodes; or files ``raylet.err`` and ``raylet.out``, best both.
+
+    Returns:
+        At most one finding for each folder of logs, and what could not be
+        read, or not to its end.
+    """
+    logs: dict[Path, list[Path]] = defaultdict(list)
+    walk = walk_logs([Path(place).absolute() for place in places])
+    for path in walk:
+        if _FILE.fullmatch(path.name):
+            logs[path.parent].append(path)
+    missing = walk.missing
+    found = [
+        finding
+        for files in logs.values()
+        for finding in _find(_readable(files, missing))
+    ]
+    return tuple(found), tuple(missing)
+
+
+def _readable(
+    files: Iterable[Path], missing: list[Missing]
+) -> Iterator[LogLine]:
+    """
+    The lines of those that can be read; the others are added to *missing*.
+    """
+    for path in files:
+        try:
+            yield from read_lines(path)
+        except (OSError, ValueError) as exc:
+            missing.append(Missing.log(path, exc))
+
+
+def _find(lines: Iterable[LogLine]) -> tuple[Finding, ...]:
     rules = {"lost": _NOT_FOUND, "no ray": _NO_RAY, "late": _LATE}
     first: dict[str, LogLine] = {}
     is_nsys = False
-    for line in chain.from_iterable(read_lines(s) for s in sources):
+    for line in lines:
         is_nsys = is_nsys or bool(_NSYS.search(line.text))
         for name, rule in rules.items():
             if name not in first and rule.search(line.text):
@@ -77,32 +122,6 @@ def nsight_log_findings(
         evidence=tuple(_evidence(line) for line in first.values()),
     )
     return (finding,)
-
-
-def raylet_findings(
-    *places: str | os.PathLike[str],
-) -> tuple[Finding, ...]:
-    """
-    On which nodes did nsys start the wrong Python?
-
-    Args:
-        places: Folders, such as a session of Ray, or the logs of several
-            nodes; or files ``raylet.err`` and ``raylet.out``, best both.
-
-    Returns:
-        At most one finding for each folder of logs.
-
-    Raises:
-        OSError: A log cannot be read.
-
-        ValueError: It is damaged.
-    """
-    logs: dict[Path, list[Path]] = defaultdict(list)
-    for path in walk_logs([Path(place).resolve() for place in places]):
-        if _FILE.fullmatch(path.name):
-            logs[path.parent].append(path)
-    found = (nsight_log_findings(*files) for files in logs.values())
-    return tuple(chain.from_iterable(found))
 
 
 def _evidence(line: LogLine) -> Evidence:

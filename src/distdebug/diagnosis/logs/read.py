@@ -23,7 +23,6 @@ import attrs
 
 from ..._lines import open_log
 from ...errors import NoLogsError
-from ...findings import Finding, Missing
 from ...logscan.collectives import (
     CollectiveLogs,
     rank_origins,
@@ -36,7 +35,6 @@ from ...raylogs.deaths.find import find_deaths
 from ...raylogs.deaths.model import Death, Deaths
 from ...raylogs.driver.model import DriverLog
 from ...raylogs.driver.read import read_driver_log
-from ...raylogs.model import RaySession
 from ...raylogs.workers import worker_files
 from ...startup.detect import detect_phase
 from ...startup.model import PhaseReport
@@ -80,7 +78,7 @@ def read_logs(
     scan = _scan(files, tell)
     collectives = read_collective_logs(files)
     known = {**_ranks_told(collectives), **(ranks or {})}
-    raylets, lost = _raylets(places.sessions)
+    raylets, lost = raylet_findings(*(s.logs for s in places.sessions))
     nodes = read_nodes(places.nodes, known)
     deaths = _deaths(places, nodes.oom_kills, known)
     return LogEvidence(
@@ -152,22 +150,6 @@ def _rank_of(
     # A number alone is enough if nobody else has it.
     found = here[:1] or list(same.values())
     return found[0] if len(found) == 1 else None
-
-
-def _raylets(
-    sessions: Iterable[RaySession],
-) -> tuple[tuple[Finding, ...], list[Missing]]:
-    """
-    Whether nsys started the wrong Python on any node.
-    """
-    found: list[Finding] = []
-    missing: list[Missing] = []
-    for session in sessions:
-        try:
-            found += raylet_findings(session.logs)
-        except (OSError, ValueError) as exc:
-            missing.append(Missing.log(session.logs, exc))
-    return tuple(found), missing
 
 
 def _worker_parts(places: Places) -> list[Path]:

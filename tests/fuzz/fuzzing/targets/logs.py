@@ -122,7 +122,7 @@ def line(data: bytes) -> object:
     return [parse_line(x).text for x in lines[:50]]
 
 
-@target(seeds=_drivers)
+@target(ValueError, seeds=_drivers)
 def raylet_log(data: bytes) -> object:
     """
     Whether nsys started the wrong Python.
