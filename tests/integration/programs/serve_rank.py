@@ -11,24 +11,25 @@ import threading
 from setproctitle import setproctitle
 
 
-def recv_requests(requests):
+def recv_requests(requests, words=""):
     """
     Wait for what never comes.
     """
+    # From here: whoever hears it may look, or stop us, at once.
+    print(words, end="", flush=True)
     return requests.get()
 
 
 def main():
     """
-    Say that all is set, and wait.
+    Wait in two threads, and say so.
     """
     setproctitle(sys.argv[1])
     requests = queue.Queue()
     threading.Thread(
         target=recv_requests, args=(requests,), daemon=True
     ).start()
-    print("ready", flush=True)
-    recv_requests(requests)
+    recv_requests(requests, "ready\n")
 
 
 main()
