@@ -27,11 +27,13 @@ nox.options.sessions = [
 # Integration tests that do not judge by what the machine has time for; the
 # longest first.
 PATIENT = [
-    *("watch", "debugger_launchers", "snapshot"),
-    *("capture_kill", "debugger_nodes"),
-    *("collective_logs", "diagnose_logs", "health", "logscan", "nodes_ray"),
-    *("nsight", "nsight_patch", "packed", "ray_debugger", "raydeaths"),
-    *("raylogs", "raylogs_live", "startup_live", "torch", "unrecorded"),
+    *("demo", "recording", "watch", "debugger", "debugger_launchers"),
+    *("snapshot", "nodes_slurm", "debugger_nodes", "raydeaths"),
+    *("debug_server", "capture_kill", "debugger_places", "nodes_ray"),
+    *("collective_logs", "diagnose_logs", "health", "logscan", "nsight"),
+    *("nsight_patch", "packed", "ray_debugger", "raylogs", "raylogs_live"),
+    *("startup_live", "timeline", "torch", "tutorial", "tutorial_debugger"),
+    "unrecorded",
 ]
 
 # The last of each minor release, from the oldest that is promised on.
@@ -124,8 +126,9 @@ def integration(session: nox.Session) -> None:
         session.run("pytest", str(folder), *session.posargs)
         return
 
-    pairs = ("-n", "2", "--dist", "loadfile", "--durations=5")
-    session.run("pytest", *map(str, patient), *pairs)
+    # One waits while the others run.
+    together = ("-n", "3", "--dist", "loadfile", "--durations=25")
+    session.run("pytest", *map(str, patient), *together)
     # The others run alone.
     rest = (f"--ignore={path}" for path in patient)
     session.run("pytest", str(folder), *rest, "--durations=25")

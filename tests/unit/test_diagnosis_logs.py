@@ -781,6 +781,10 @@ class TestRead:
         logs = read_logs([tmp_path])
 
         assert expected == {f.cause for f in logs.nodes}
+        # Dumps tell, too, when the job began.
+        assert not read_logs([tmp_path], since=1.7e9 + 5000).nodes or (
+            workers.startswith('[{"start_ticks": 1000}')
+        )
 
     @pytest.mark.parametrize("text", ["{", "[]", "[" * 10_000])
     def test_bad_facts(self, tmp_path, text):

@@ -377,6 +377,61 @@ class TestVerdict:
 
         assert Cause.SIZE_MISMATCH is verdict_of(dumps_of, job).cause
 
+    @pytest.mark.parametrize("is_known", [False, True])
+    def test_round_of_one_call(self, dumps_of, is_known):
+        """
+        Where the others repeat a call, who makes a new one at a later line may
+        have left the loop or made one too many; a known one is skipped to.
+        """
+        job = SimulatedJob(4)
+        for _ in range(3):
+            job.collective("all_reduce", stack=SYNC)
+            if is_known:
+                job.collective("all_reduce", sizes=[[5]], stack=LATER)
+                job.collective("all_reduce", stack=SYNC)
+        job.collective("all_reduce", ranks=[0, 1, 2], stack=SYNC)
+        job.collective("all_reduce", ranks=[3], sizes=[[5]], stack=LATER)
+
+        verdict = verdict_of(dumps_of, job)
+
+        cause = Cause.SKIPPED_COLLECTIVE if is_known else Cause.SIZE_MISMATCH
+        assert (cause, (3,)) == (verdict.cause, verdict.ranks)
+
+    def test_buckets(self, dumps_of):
+        """
+        One line may make several calls, of which one rank leaves some out.
+        """
+        job = SimulatedJob(4)
+        job.collective("all_reduce", stack=SYNC)
+        job.collective("all_reduce", ranks=[0, 1, 2], sizes=[[7]], stack=SYNC)
+        job.collective("all_reduce", ranks=[3], sizes=[[5]], stack=LATER)
+
+        verdict = verdict_of(dumps_of, job)
+
+        assert (Cause.SKIPPED_COLLECTIVE, (3,)) == (
+            verdict.cause,
+            verdict.ranks,
+        )
+
+    def test_threads(self, dumps_of):
+        """
+        Calls of two threads are in no order: nothing was skipped.
+        """
+        thread = [("run", "metrics.py", 8), ("_bootstrap", "threading.py", 9)]
+        job = SimulatedJob(4)
+        for _ in range(3):
+            job.collective("all_reduce", sizes=[[3]], stack=thread)
+            job.collective("all_reduce", stack=SYNC)
+        job.collective(
+            "all_reduce", ranks=[1, 2, 3], sizes=[[3]], stack=thread
+        )
+        job.collective("all_reduce", ranks=[0], stack=SYNC)
+
+        verdict = verdict_of(dumps_of, job)
+
+        assert (Cause.SIZE_MISMATCH, (0,)) == (verdict.cause, verdict.ranks)
+        assert "two threads made these calls" in verdict.remedy
+
     def test_several_skipped(self, dumps_of):
         """
         Who leaves out some calls of a round is told so, and how many.

@@ -18,6 +18,7 @@ from ..flight_recorder.analysis.analyze import analyze_dumps
 from ..flight_recorder.analysis.report import FlightReport
 from ..flight_recorder.columns import Dumps
 from ..flight_recorder.read import read_dumps
+from ..flight_recorder.sidecar import Sidecar
 from ..stacks.explain import explain_stacks
 from ..stacks.files import is_captured, is_stack_like
 from ..stacks.model import ProcessStacks
@@ -84,7 +85,12 @@ def diagnose(
     # As paths: a text of several lines would be taken for stacks.
     found = read_stack_files(p for p in map(Path, paths) if _may_hold(p))
     dumps, why = _dumps(paths, progress)
-    logs = read_logs(paths, ranks=_ranks_by_process(dumps, found.stacks))
+    sidecars = () if dumps is None else dumps.sidecars.values()
+    logs = read_logs(
+        paths,
+        ranks=_ranks_by_process(sidecars, found.stacks),
+        since=min((s.started for s in sidecars), default=None),
+    )
     if dumps is None and not found.stacks and not logs.is_any:
         raise _nothing(paths, why)
 
@@ -147,12 +153,11 @@ def _dumps(
 
 
 def _ranks_by_process(
-    dumps: Dumps | None, stacks: Iterable[ProcessStacks]
+    sidecars: Iterable[Sidecar], stacks: Iterable[ProcessStacks]
 ) -> dict[tuple[str, int], int]:
     """
     The rank of each process that is known, by host and number.
     """
-    sidecars = dumps.sidecars.values() if dumps is not None else ()
     return {
         **{(s.host, s.pid): s.rank for s in sidecars},
         **{

@@ -66,7 +66,9 @@ class NodeEvidence:
 
 
 def read_nodes(
-    nodes: Iterable[tuple[str, Path]], ranks: Ranks
+    nodes: Iterable[tuple[str, Path]],
+    ranks: Ranks,
+    since: float | None = None,
 ) -> NodeEvidence:
     """
     Judge the facts that snapshots keep about nodes.
@@ -75,6 +77,9 @@ def read_nodes(
         nodes: The host, and the file of its facts.
 
         ranks: The rank of each process that is known.
+
+        since: When the job began, in seconds since the epoch, for nodes of
+            which the snapshot does not tell: nobody was left there.
 
     Returns:
         What they tell.
@@ -96,7 +101,7 @@ def read_nodes(
             told,
             host=host,
             ranks=by_host[host],
-            since=_since(path, facts[host].booted),
+            since=_since(path, facts[host].booted) or since,
         )
         environs[host] = environs_of(told)
 

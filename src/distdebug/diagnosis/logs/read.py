@@ -57,6 +57,7 @@ def read_logs(
     paths: Iterable[str | os.PathLike[str]],
     *,
     ranks: Ranks | None = None,
+    since: float | None = None,
     tell: Callable[[int, int], None] | None = None,
 ) -> LogEvidence:
     """
@@ -66,6 +67,9 @@ def read_logs(
         paths: Files and folders.
 
         ranks: The rank of processes, by host and number, as far as they are
+            known from elsewhere.
+
+        since: When the job began, in seconds since the epoch, if that is
             known from elsewhere.
 
         tell: Called with how many bytes of logs were read, of how many.
@@ -79,7 +83,7 @@ def read_logs(
     collectives = read_collective_logs(files)
     known = {**_ranks_told(collectives), **(ranks or {})}
     raylets, lost = raylet_findings(*(s.logs for s in places.sessions))
-    nodes = read_nodes(places.nodes, known)
+    nodes = read_nodes(places.nodes, known, since)
     deaths = _deaths(places, nodes.oom_kills, known)
     return LogEvidence(
         is_any=bool(files or places.sessions or nodes.findings),

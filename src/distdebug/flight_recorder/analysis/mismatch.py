@@ -21,6 +21,7 @@ from .call import Call, describe_call
 from .job import Job
 from .shift import (
     find_shift,
+    is_repeated,
     order_in_round,
     skipped_by_habit,
     times_called_before,
@@ -63,6 +64,9 @@ class Mismatch:
         elsewhere: Where the others made theirs, if that is another line.
 
         skipped: How many calls the culprits left out, if they did.
+
+        in_threads: Whether different threads made the two calls, whose order
+            nothing fixes.
     """
 
     group: int
@@ -76,6 +80,7 @@ class Mismatch:
     location: Location | None = None
     elsewhere: Location | None = None
     skipped: int = 1
+    in_threads: bool = False
 
 
 @attrs.frozen
@@ -188,20 +193,13 @@ def _judge(at: _Meeting, kinds: Sequence[tuple[Call, list[int]]]) -> Mismatch:
     kinds, confidence = _order_by_trust(at, kinds)
     (expected, right), (theirs, wrong) = kinds[0], kinds[1]
     good, bad = right[0], wrong[0]
-    stacks = at.stack(bad), at.stack(good)
-    mine, others = map(user_location, stacks)
-    streams = at.streams[bad], at.streams[good]
-    order = (
-        0 if mine == others else order_in_round(at.stack_before(bad), *stacks)
+    mine, others = (user_location(at.stack(rank)) for rank in (bad, good))
+    in_threads = _in_thread(at.stack(bad)) != _in_thread(at.stack(good))
+    cause, skipped = (
+        (_kind_of(theirs, expected, 0), 0)
+        if in_threads
+        else _infer(at, (bad, theirs), (good, expected))
     )
-    skipped = skipped_by_habit(*streams, at.seq)
-    if (cause := find_shift(*streams, at.seq)) is None:
-        # Of several calls, the program has to tell, too.
-        cause = (
-            Cause.SKIPPED_COLLECTIVE
-            if skipped == 1 or (skipped and order > 0)
-            else _kind_of(theirs, expected, order)
-        )
     culprits = {r for _, ranks in kinds[1:] for r in ranks}
     return Mismatch(
         group=at.group,
@@ -220,7 +218,52 @@ def _judge(at: _Meeting, kinds: Sequence[tuple[Call, list[int]]]) -> Mismatch:
         location=mine,
         elsewhere=others if others != mine else None,
         skipped=skipped or 1,
+        in_threads=in_threads,
     )
+
+
+def _in_thread(stack: Sequence[Frame]) -> bool:
+    """
+    Whether another thread than the main one made a call.
+    """
+    return bool(stack) and stack[-1].name == "_bootstrap"
+
+
+def _infer(
+    at: _Meeting, odd: tuple[int, Call], other: tuple[int, Call]
+) -> tuple[Cause, int]:
+    """
+    What led there, and how many calls were left out.
+    """
+    (bad, theirs), (good, expected) = odd, other
+    streams = at.streams[bad], at.streams[good]
+    skipped = skipped_by_habit(*streams, at.seq)
+    if (cause := find_shift(*streams, at.seq)) is not None:
+        return cause, skipped
+
+    order = _order(at, bad, good)
+    # Of several calls, the program has to tell, too.
+    if skipped == 1 or (skipped and order > 0):
+        return Cause.SKIPPED_COLLECTIVE, skipped
+    return _kind_of(theirs, expected, order), skipped
+
+
+def _order(at: _Meeting, bad: int, good: int) -> int:
+    """
+    Which of the two comes first in the program; 0 if that cannot be told.
+    """
+    stacks = at.stack(bad), at.stack(good)
+    if user_location(stacks[0]) == user_location(stacks[1]):
+        return 0
+
+    is_new = not times_called_before(at.streams[bad], at.seq)
+    came_round = stacks[1] == at.stack_before(good) and is_repeated(
+        at.streams[good], at.seq
+    )
+    # They may be in their next round, or this one may have left the loop.
+    if is_new and came_round:
+        return 0
+    return order_in_round(at.stack_before(bad), *stacks)
 
 
 def _order_by_trust(

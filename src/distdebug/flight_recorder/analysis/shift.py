@@ -17,6 +17,7 @@ from .streams import Stream
 
 __all__ = [
     "find_shift",
+    "is_repeated",
     "order_in_program",
     "order_in_round",
     "skipped_by_habit",
@@ -39,6 +40,19 @@ def times_called_before(stream: Stream, seq: int) -> int:
     """
     at = int(np.searchsorted(stream.seq, seq))
     return int((stream.signature[:at] == stream.signature[at]).sum())
+
+
+def is_repeated(stream: Stream, seq: int) -> bool:
+    """
+    Whether a call is the same as the one before it.
+
+    Args:
+        stream: What one rank did.
+
+        seq: The call; it has to be on record.
+    """
+    at = int(np.searchsorted(stream.seq, seq))
+    return bool(at and stream.signature[at - 1] == stream.signature[at])
 
 
 def skipped_by_habit(bad: Stream, good: Stream, seq: int) -> int:

@@ -64,6 +64,10 @@ _OTHER_ROOT = (
     "a rank that passes another one waits for data that nobody sends; if they "
     "are equal, check the network between these ranks"
 )
+_THREADS = (
+    "two threads made these calls, and nothing fixes their order: make all "
+    "calls of a group in one thread, or give each thread a group of its own"
+)
 _SLIP = {
     Cause.SKIPPED_COLLECTIVE: "skipped a call",
     Cause.EXTRA_COLLECTIVE: "made one call too many",
@@ -211,7 +215,7 @@ def explain_mismatch(job: Job, found: Mismatch) -> Finding:
         ranks=found.culprits,
         summary=_mismatch_summary(found, group),
         confidence=found.confidence,
-        remedy=_REMEDY.get(found.cause),
+        remedy=_THREADS if found.in_threads else _REMEDY.get(found.cause),
         group=group,
         collective=CollectiveRef(op=found.expected.op, seq=found.seq),
         location=found.location,
