@@ -33,33 +33,59 @@ ENVIRON = {
 SILENT_S = 7
 
 
+@pytest.fixture
+def hang(tmp_path):
+    """
+    Starts such a job, and gives what one look and its snapshot tell of it.
+    """
+
+    def hang(call):
+        dumps = tmp_path / "dumps"
+        argv = [sys.executable, PROGRAM, call, dumps, tmp_path / "store"]
+        with contextlib.ExitStack() as stack:
+            ranks = []
+            for rank in range(4):
+                environ = {**ENVIRON, "RANK": str(rank)}
+                process = subprocess.Popen(
+                    argv, stdout=subprocess.PIPE, text=True, env=environ
+                )
+                ranks.append(stack.enter_context(process))
+                stack.callback(process.kill)
+            for process in ranks:
+                assert "ready\n" == process.stdout.readline()
+            time.sleep(SILENT_S)
+            taken = snapshot(
+                tmp_path / "hang",
+                dump_dir=dumps,
+                pids=[p.pid for p in ranks],
+            )
+        return taken.diagnosis, diagnose(taken.folder)
+
+    return hang
+
+
 @pytest.mark.parametrize("call", ["monitored_barrier", "recv", "irecv"])
-def test_unrecorded(tmp_path, call):
+def test_unrecorded(hang, call):
     """
     The rank that does not come is named, and its line, by one snapshot.
     """
-    dumps = tmp_path / "dumps"
-    argv = [sys.executable, PROGRAM, call, dumps, tmp_path / "store"]
-    with contextlib.ExitStack() as stack:
-        ranks = []
-        for rank in range(4):
-            environ = {**ENVIRON, "RANK": str(rank)}
-            process = subprocess.Popen(
-                argv, stdout=subprocess.PIPE, text=True, env=environ
-            )
-            ranks.append(stack.enter_context(process))
-            stack.callback(process.kill)
-        for process in ranks:
-            assert "ready\n" == process.stdout.readline()
-        time.sleep(SILENT_S)
-        taken = snapshot(
-            tmp_path / "hang", dump_dir=dumps, pids=[p.pid for p in ranks]
-        )
-
-    for found in (taken.diagnosis, diagnose(taken.folder)):
+    for found in hang(call):
         assert (Cause.QUEUE_WAIT, (3,)) == (
             found.verdict.cause,
             found.verdict.ranks,
         )
         assert "fetch" == found.verdict.location.function
+        assert (0, 1, 2) == found.victims
+
+
+def test_lock(hang):
+    """
+    Who waits for others that want the lock which it holds is at fault.
+    """
+    for found in hang("flock"):
+        assert (Cause.LOCK_DEADLOCK, (3,)) == (
+            found.verdict.cause,
+            found.verdict.ranks,
+        )
+        assert "refresh" == found.verdict.location.function
         assert (0, 1, 2) == found.victims

@@ -18,7 +18,12 @@ from distdebug.diagnosis.refine import refine
 from distdebug.findings import Cause, Location, Missing
 from distdebug.flight_recorder.analysis.analyze import analyze_dumps
 from distdebug.flight_recorder.sidecar import Sidecar, SidecarFrame
-from distdebug.stacks.model import ProcessStacks, StackFrame, ThreadStack
+from distdebug.stacks.model import (
+    ProcessStacks,
+    StackFrame,
+    SystemCall,
+    ThreadStack,
+)
 from distdebug.testing import SimulatedJob
 
 
@@ -260,25 +265,26 @@ def in_torch(call, line):
     return ((call, file, 1), ("main", "train.py", line))
 
 
+@pytest.fixture(name="verdict_of")
+def _verdict_of(dumps_of):
+    """
+    The diagnosis of four ranks, of which some wait in a second call that
+    is on record, and the others where their stacks tell.
+    """
+
+    def verdict_of(there, *sidecars, stacks=()):
+        job = SimulatedJob(4)
+        job.collective("all_reduce")
+        job.collective("all_reduce", ranks=there)
+        dumps = dumps_of(job, sidecars={s.rank: s for s in sidecars})
+        flight = analyze_dumps(dumps)
+        views = host_views(dumps, stacks)
+        return refine(flight.to_diagnosis(), views, dumps, flight.waits)
+
+    return verdict_of
+
+
 class TestCrossed:
-    @pytest.fixture(name="verdict_of")
-    def _verdict_of(self, dumps_of):
-        """
-        The diagnosis of four ranks, of which some wait in a second call that
-        is on record, and the others where their stacks tell.
-        """
-
-        def verdict_of(there, *sidecars):
-            job = SimulatedJob(4)
-            job.collective("all_reduce")
-            job.collective("all_reduce", ranks=there)
-            dumps = dumps_of(job, sidecars={s.rank: s for s in sidecars})
-            flight = analyze_dumps(dumps)
-            views = host_views(dumps, ())
-            return refine(flight.to_diagnosis(), views, dumps, flight.waits)
-
-        return verdict_of
-
     @pytest.mark.parametrize("call", ["monitored_barrier", "new_group"])
     def test_one_left(self, verdict_of, call):
         """
@@ -352,6 +358,110 @@ class TestCrossed:
             got.verdict.cause,
             got.verdict.confidence,
         )
+
+
+class TestHeld:
+    def test_circle(self, verdict_of):
+        """
+        Who takes a lock into a call that others cannot reach without it is at
+        fault, and not they.
+        """
+        stacks = [locking(rank, held_by=102) for rank in (0, 1, 3)]
+        mine = captured(2, in_torch("all_reduce", 12))
+
+        got = verdict_of([2], stacks=[*stacks, mine])
+
+        assert (Cause.LOCK_DEADLOCK, (2,)) == (
+            got.verdict.cause,
+            got.verdict.ranks,
+        )
+        assert (0, 1, 3) == got.victims
+        assert (
+            "rank 2 holds the lock of a file that ranks 0-1,3 wait for in "
+            "refresh (vocab.py:6), and waits for them in all_reduce #2 of "
+            "group 'default_pg' in main (train.py:12)" == got.verdict.summary
+        )
+        assert "main (train.py:12)" == str(got.verdict.location)
+        assert "let go of the lock" in got.verdict.remedy
+
+    @pytest.mark.parametrize("is_seen", [True, False])
+    def test_elsewhere(self, verdict_of, is_seen):
+        """
+        Who keeps a lock from others while it does something else holds up
+        those, too, who wait for them.
+        """
+        mine = captured(2, LOADER) if is_seen else process((), rank=2)
+        stacks = [locking(1, held_by=102), attrs.evolve(mine, host="node1")]
+
+        got = verdict_of([0, 3], stacks=stacks)
+
+        assert (Cause.RANK_NOT_ARRIVED, (2,)) == (
+            got.verdict.cause,
+            got.verdict.ranks,
+        )
+        assert (0, 1, 3) == got.victims
+        assert got.verdict.summary.startswith(
+            "rank 2 holds the lock of a file that rank 1 waits for in refresh "
+            "(vocab.py:6), and "
+        )
+        cause = Cause.DATALOADER_WAIT if is_seen else None
+        assert cause is got.verdict.detail_cause
+        assert got.verdict.remedy
+
+    @pytest.mark.parametrize(
+        ("holder", "options"),
+        [
+            # No rank, one of another node, and not known at all.
+            (77, {}),
+            (102, {"host": "node2"}),
+            (None, {}),
+        ],
+    )
+    def test_open(self, verdict_of, holder, options):
+        """
+        Where no rank is known to hold the lock, those who wait for it do not
+        arrive.
+        """
+        stacks = [locking(r, held_by=holder, **options) for r in (0, 1, 3)]
+        mine = captured(2, in_torch("all_reduce", 12))
+
+        got = verdict_of([2], stacks=[*stacks, mine])
+
+        assert (0, 1, 3) == got.verdict.ranks
+        assert Cause.LOCK_DEADLOCK is got.verdict.detail_cause
+
+    def test_others(self, verdict_of):
+        """
+        A rank that is late for another reason stays at fault.
+        """
+        stacks = [locking(0, held_by=102), captured(1, LOADER)]
+
+        got = verdict_of([2, 3], stacks=stacks)
+
+        assert (0, 1) == got.verdict.ranks
+
+
+def captured(rank, stack):
+    """
+    What was seen of a rank on its node.
+    """
+    return process(stack, pid=100 + rank, rank=rank, host="node1")
+
+
+def locking(rank, *, held_by, **options):
+    """
+    A rank that waits for the lock of a file.
+    """
+    said = "" if held_by is None else f", held by process {held_by}"
+    thread = ThreadStack(
+        name="MainThread",
+        frames=(StackFrame("refresh", "vocab.py", 6),),
+        is_main=True,
+        system_call=SystemCall(name="flock", target=f"/data/x.lock{said}"),
+    )
+    fields = {"pid": 100 + rank, "rank": rank, "host": "node1"}
+    fields["source"] = f"pyspy_node1_{100 + rank}.json"
+    return ProcessStacks(threads=(thread,), **(fields | options))
 
 
 class TestEnd:

@@ -167,6 +167,39 @@ class TestTargetOf:
         assert ["/data/a.bin", "", ""] == got
 
     @pytest.mark.parametrize(
+        ("lines", "held"),
+        [
+            (["1: FLOCK  ADVISORY  WRITE 9 fe:00:21 0 EOF"], ""),
+            (
+                [
+                    "1: POSIX  ADVISORY  READ 8 fe:00:20 0 EOF",
+                    "22: FLOCK  ADVISORY  WRITE 9 fe:00:21 0 EOF",
+                    "22: -> FLOCK  ADVISORY  WRITE 6 fe:00:21 0 EOF",
+                    "22:  -> FLOCK  ADVISORY  WRITE 7 fe:00:21 0 EOF",
+                ],
+                ", held by process 9",
+            ),
+            # Its owner is in another container, or the line is missing.
+            (["1: FLOCK  ADVISORY  WRITE 0 a 0", "1: -> FLOCK A B 7 a 0"], ""),
+            (["2: -> FLOCK  ADVISORY  WRITE 7 fe:00:21 0 EOF"], ""),
+            (["", "x", "1: \xff", "9" * 5000], ""),
+        ],
+    )
+    def test_lock(self, fake_proc, lines, held):
+        """
+        Of a file that is locked, it is told who holds the lock.
+        """
+        folder = fake_proc.add(7, "python")
+        path = f"/data/{'x' * 600}.lock"
+        (folder / "fd/3").symlink_to(path)
+        (folder.parent / "locks").write_text("\n".join(lines))
+
+        for name in ("flock", "fcntl"):
+            got = target_of(7, name, [3], fake_proc.root)
+            assert got == (f"{path[:349]}…{held}" if held else path)
+        assert path == target_of(7, "read", [3], fake_proc.root)
+
+    @pytest.mark.parametrize(
         ("name", "arguments", "expected"),
         [
             ("wait4", [12, 0], "process 12"),

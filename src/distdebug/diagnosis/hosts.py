@@ -4,6 +4,7 @@ What was each rank doing on its host?
 
 from __future__ import annotations
 
+import re
 import socket
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ from ..stacks.model import ProcessStacks, StackFrame, ThreadStack
 
 __all__ = ["HostView", "all_stacks", "ended_well", "host_views"]
 
+_HELD = re.compile(r", held by process ([0-9]{1,10})$")
 _STATES = {
     "T": "stopped",
     "t": "stopped",
@@ -51,6 +53,9 @@ class HostView:
 
         state: What its process was last seen to be: ``"stopped"``,
             ``"running"``, ``"dead"``; ``""`` if nobody looked.
+
+        holder: The rank that holds the lock of a file that it waits for;
+            ``None`` if it waits for none, or no rank does.
     """
 
     rank: int
@@ -62,6 +67,7 @@ class HostView:
     error: str = ""
     has_exited: bool = False
     state: str = ""
+    holder: int | None = None
 
 
 def host_views(
@@ -82,12 +88,16 @@ def host_views(
     known = all_stacks(dumps, stacks)
     explained = {v.process.rank: v for v in explain_ranks(known)}
     states = {p.rank: p.state for p in known if p.state}
+    ranks = {(p.host, p.pid): p.rank for p in known}
     return {
-        rank: _view(
-            rank,
-            dumps.sidecars.get(rank),
-            explained.get(rank),
-            states.get(rank, ""),
+        rank: attrs.evolve(
+            _view(
+                rank,
+                dumps.sidecars.get(rank),
+                explained.get(rank),
+                states.get(rank, ""),
+            ),
+            holder=_holder(explained.get(rank), ranks),
         )
         for rank in {*dumps.sidecars, *explained, *states}
         if rank is not None
@@ -229,6 +239,22 @@ def _view(
         evidence=(quote, *explained.evidence),
         remedy=explained.remedy if is_known else "",
     )
+
+
+def _holder(
+    explained: ProcessView | None,
+    ranks: Mapping[tuple[str | None, int], int | None],
+) -> int | None:
+    """
+    The rank that holds what this one waits for, as the kernel told.
+    """
+    thread = explained.thread if explained is not None else None
+    call = thread.system_call if thread is not None else None
+    held = _HELD.search(call.target) if call is not None else None
+    if explained is None or held is None:
+        return None
+
+    return ranks.get((explained.process.host, int(held[1])))
 
 
 def _own_stacks(sidecar: Sidecar) -> ProcessStacks:

@@ -17,6 +17,7 @@ from ..ranks import ranks_text
 from ..waits import Wait
 from .deaths import find_death
 from .elsewhere import cross_waits, wait_elsewhere
+from .held import blame_holder
 from .hosts import HostView, ended_well
 from .unrecorded import without_waiting
 
@@ -70,7 +71,7 @@ def refine(
         diagnosis,
         verdict=findings[0] if findings else diagnosis.verdict,
         findings=tuple(findings),
-        victims=_victims(diagnosis, findings),
+        victims=_victims(diagnosis, findings, views),
     )
 
 
@@ -81,17 +82,25 @@ def _look_at(
         crossed = cross_waits(finding, views, waits)
         if crossed is not None:
             return crossed
+        held = blame_holder(finding, views, waits)
+        if held is not None:
+            return held
 
     return _with_host(without_waiting(finding, views, waits), views)
 
 
 def _victims(
-    diagnosis: Diagnosis, findings: Sequence[Finding]
+    diagnosis: Diagnosis,
+    findings: Sequence[Finding],
+    views: Mapping[int, HostView],
 ) -> tuple[int, ...]:
     if not findings:
         return diagnosis.victims
 
     victims = set(diagnosis.victims)
+    victims.update(
+        v.rank for v in views.values() if v.holder in findings[0].ranks
+    )
     if findings[0].cause is Cause.GROUP_ORDER_DEADLOCK:
         # Who was blamed by the dumps may only wait, and be one of them.
         victims.update(diagnosis.verdict.ranks)

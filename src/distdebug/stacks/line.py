@@ -16,6 +16,8 @@ from .telling import Said
 __all__ = ["is_of_user", "location_of", "note_of", "python_line"]
 
 _MOST_NAME = 80
+# What these wait for, the kernel knows.
+_BY_KERNEL = frozenset({Cause.IO_WAIT, Cause.LOCK_DEADLOCK})
 
 
 def location_of(
@@ -74,7 +76,7 @@ def note_of(said: Said) -> str:
         said: What the thread tells.
     """
     call = said.thread.system_call
-    if said.cause is Cause.IO_WAIT and call is not None and call.target:
+    if said.cause in _BY_KERNEL and call is not None and call.target:
         return f"({call.name} of {call.target})"
     frames = said.thread.frames
     has_python = not all(map(is_native, frames))

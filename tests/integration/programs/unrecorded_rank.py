@@ -1,12 +1,16 @@
 """
-One rank of a Gloo job that hangs in calls which Gloo does not record.
+One rank of a Gloo job that hangs because of what no dump shows.
 
 Usage: unrecorded_rank.py CALL DUMP_DIR STORE_FILE
 """
 
+import fcntl
 import os
 import queue
 import sys
+import time
+
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -33,6 +37,19 @@ def meet(call, rank):
         dist.irecv(torch.ones(1), src=rank + 1).wait()
 
 
+def refresh(rank, file):
+    """
+    Wait for all others while a lock is held that they want, too.
+    """
+    taken = Path(f"{file}.taken")
+    while rank != 3 and not taken.exists():
+        time.sleep(0.1)
+    with Path(f"{file}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        taken.touch()
+        dist.barrier()
+
+
 if __name__ == "__main__":
     CALL, DUMP_DIR, STORE = sys.argv[1:]
     RANK = int(os.environ["RANK"])
@@ -43,6 +60,8 @@ if __name__ == "__main__":
     for _ in range(10):
         dist.all_reduce(torch.ones(1))
     print("ready", flush=True)
+    if CALL == "flock":
+        refresh(RANK, STORE)
     if RANK == 3:
         fetch()
     meet(CALL, RANK)

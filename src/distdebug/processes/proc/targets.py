@@ -11,6 +11,8 @@ import struct
 
 from collections.abc import Sequence
 
+from ..._text import clean
+from .file_locks import lock_holder
 from .memory import open_memory, read_c_string
 from .procfs import read_link
 from .sockets import describe_socket
@@ -27,6 +29,7 @@ recvmsg sendfile sendmmsg sendmsg sendto splice sync_file_range syncfs write
 writev
 """
 _BY_DESCRIPTOR = frozenset(_DESCRIPTOR_CALLS.split())
+_LOCKING = frozenset({"flock", "fcntl"})
 # Which argument is the address of the path.
 _BY_PATH = {
     "faccessat2": 1,
@@ -49,6 +52,7 @@ _BY_PATH = {
 }
 _POLLFD = struct.Struct("=ihh")
 _MOST_POLLED = 4
+_MOST_NAME = 350
 _P_PID = 1  # of waitid
 
 
@@ -69,10 +73,12 @@ def target_of(
 
     Returns:
         A file, a connection, a pipe, a process, or ``""`` if that is unknown.
+        After a file that is locked, ``", held by process 7"``.
     """
     first, second = (*arguments, 0, 0)[:2]
     if name in _BY_DESCRIPTOR:
-        return describe_descriptor(pid, _signed(first), root)
+        file = describe_descriptor(pid, _signed(first), root)
+        return _lock(pid, file, root) if name in _LOCKING else file
     if name in _BY_PATH:
         return _path(pid, (first, second)[_BY_PATH[name]], root)
     if name in {"poll", "ppoll"}:
@@ -102,6 +108,14 @@ def describe_descriptor(pid: int, number: int, root: str = "/proc") -> str:
     if link.startswith("socket:["):
         return describe_socket(pid, link[8:-1], root) or link
     return link
+
+
+def _lock(pid: int, file: str, root: str) -> str:
+    holder = lock_holder(pid, root)
+    if holder is None:
+        return file
+    # Who holds it has to survive where long names are cut.
+    return f"{clean(file, limit=_MOST_NAME)}, held by process {holder}"
 
 
 def _path(pid: int, address: int, root: str) -> str:
