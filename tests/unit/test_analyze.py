@@ -804,6 +804,33 @@ def test_others_left_no_dump(dumps_of):
     assert "likely" == verdict.confidence
 
 
+@pytest.mark.parametrize(("late_s", "is_late"), [(20.5, True), (19.5, False)])
+def test_too_late(dumps_of, late_s, is_late):
+    """
+    Who enters a call when the time-out of the others is over holds it up, and
+    not the network.
+    """
+    job = train(timeout_s=20)
+    late = {1: late_s, 2: late_s}
+    job.collective("all_gather", late=late, state="started")
+    never_completes(job)
+
+    verdict = analyze_dumps(dumps_of(job)).verdict
+
+    if is_late:
+        assert (Cause.RANK_NOT_ARRIVED, (1, 2)) == (
+            verdict.cause,
+            verdict.ranks,
+        )
+        assert verdict.summary.startswith("ranks 1-2 entered all_gather #10")
+        assert verdict.summary.endswith(
+            " s after ranks 0,3, when the time-out was over"
+        )
+        assert "raise the time-out" in verdict.remedy
+    else:
+        assert Cause.COLLECTIVE_STUCK_IN_FLIGHT is verdict.cause
+
+
 def test_other_root(dumps_of):
     """
     A broadcast that completed for other members may have two roots.

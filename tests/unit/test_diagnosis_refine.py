@@ -188,6 +188,25 @@ class TestReason:
         assert (1, 2) == verdict.ranks
         assert ": rank 2 is waiting for data in read_shard" in verdict.summary
 
+    def test_several_reasons(self, diagnose):
+        """
+        Of ranks that are absent for several reasons, each is told.
+        """
+        sleeping = (("poll", "train.py", 70),)
+        verdict = diagnose(
+            sidecar(0, stack=LOADER),
+            sidecar(1, stack=sleeping),
+            sidecar(2, stack=LOADER),
+            sidecar(3, stack=sleeping),
+            absent=(0, 1, 2),
+        ).verdict
+
+        assert (0, 1, 2) == verdict.ranks
+        assert verdict.summary.endswith(
+            ": rank 0 is waiting for data in read_shard (train.py:41); rank 1 "
+            "is in poll (train.py:70)"
+        )
+
     def test_arrived(self, dumps_of):
         """
         The line of a culprit that did arrive is added where dumps have none.
@@ -358,6 +377,28 @@ class TestCrossed:
             got.verdict.cause,
             got.verdict.confidence,
         )
+
+
+def test_too_late(dumps_of):
+    """
+    Who is in the call by now, and came too late, waits nowhere else.
+    """
+    job = SimulatedJob(4, timeout_s=20)
+    job.collective("all_reduce")
+    job.collective("all_reduce", late={2: 25}, state="started")
+    for records in job.records.values():
+        records[-1].call.members |= {-1}
+    stack = in_torch("all_reduce", 13)
+    dumps = dumps_of(job, sidecars={2: sidecar(2, stack=stack)})
+    flight = analyze_dumps(dumps)
+    views = host_views(dumps, ())
+
+    got = refine(flight.to_diagnosis(), views, dumps, flight.waits).verdict
+
+    assert (Cause.RANK_NOT_ARRIVED, (2,)) == (got.cause, got.ranks)
+    assert got.summary.endswith(
+        "25 s after ranks 0-1,3, when the time-out was over"
+    )
 
 
 class TestHeld:

@@ -4,6 +4,8 @@ What Gloo does not record, and who waits there all the same.
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from distdebug import diagnose
@@ -158,6 +160,41 @@ def test_all_failed(job):
         in verdict.summary
     )
     assert "compare the lines" in verdict.remedy
+
+
+@pytest.mark.parametrize(
+    ("started", "expected"),
+    [
+        ({}, (Cause.RANK_CRASHED, (2, 3))),
+        # Who left the others by itself told so.
+        ({"reason": "exit"}, (Cause.NETWORK_FAILURE, ())),
+        ({"error": "ValueError: x"}, (Cause.RANK_CRASHED, (2,))),
+    ],
+    ids=["killed", "ended", "failed"],
+)
+def test_killed(job, tmp_path, started, expected):
+    """
+    Who was killed left no dump; the others failed because of that.
+    """
+    lost = "RuntimeError: [gloo/x.cc] Connection closed by peer [::1]"
+    job([RECV] * 4, 0.5, error=lost, reason="exception", everybody=True)
+    for rank in (2, 3):
+        (tmp_path / f"nccl_trace_rank_{rank}").unlink()
+        path = tmp_path / f"nccl_trace_rank_{rank}.sidecar.json"
+        told = json.loads(path.read_text())
+        told |= {"reason": "start", "error": "", "dump": "", "threads": {}}
+        path.write_text(json.dumps(told | started))
+
+    verdict = diagnose(tmp_path).verdict
+
+    assert expected == (verdict.cause, verdict.ranks)
+    if not started:
+        assert "likely" == verdict.confidence
+        assert verdict.summary.startswith(
+            "ranks 2-3 left no dump, and all others lost them: ranks 0-1 "
+            "failed in calls that no dump shows (RuntimeError: "
+        )
+        assert "exit of these ranks" in verdict.remedy
 
 
 def test_slow_before(job):

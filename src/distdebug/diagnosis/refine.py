@@ -14,6 +14,7 @@ import attrs
 from ..findings import Cause, Diagnosis, Finding
 from ..flight_recorder.columns import Dumps
 from ..ranks import ranks_text
+from ..stacks.wording import agree
 from ..waits import Wait
 from .deaths import find_death
 from .elsewhere import cross_waits, wait_elsewhere
@@ -29,6 +30,8 @@ _ENDED_EARLY = (
     "exception that was caught; or why those that wait made one too many"
 )
 _LATE_AND_WAITING = (Cause.STRAGGLER, Cause.COLLECTIVE_WAIT)
+# So many things that ranks do are told.
+_MOST_PARTIES = 3
 _ABSENT = {Cause.RANK_NOT_ARRIVED, Cause.RANK_CRASHED}
 # What is wrong with a job even if it comes to its end.
 _LASTING = {
@@ -79,6 +82,8 @@ def _look_at(
     finding: Finding, views: Mapping[int, HostView], waits: Sequence[Wait]
 ) -> Finding:
     if finding.cause is Cause.RANK_NOT_ARRIVED:
+        if _came_late(finding, waits):
+            return finding
         crossed = cross_waits(finding, views, waits)
         if crossed is not None:
             return crossed
@@ -87,6 +92,20 @@ def _look_at(
             return held
 
     return _with_host(without_waiting(finding, views, waits), views)
+
+
+def _came_late(finding: Finding, waits: Sequence[Wait]) -> bool:
+    """
+    Whether they are in the call by now: then nothing else holds them up.
+    """
+    call = (
+        finding.group and finding.group.name,
+        finding.collective and finding.collective.seq,
+    )
+    return any(
+        (w.group, w.seq) == call and {*finding.ranks} <= {*w.waiting}
+        for w in waits
+    )
 
 
 def _victims(
@@ -180,11 +199,30 @@ def _with_host(finding: Finding, views: Mapping[int, HostView]) -> Finding:
     doing = first.doing or "is"
     return attrs.evolve(
         finding,
-        summary=f"{finding.summary}: {who} {doing} in {_brief(first)}",
+        summary=f"{finding.summary}: {who} {doing} in {_brief(first)}"
+        + _of_others(first, seen),
         remedy=first.remedy or "see why it does not get past that line",
         detail_cause=first.cause,
         location=first.location,
         evidence=(*first.evidence, *finding.evidence),
+    )
+
+
+def _of_others(first: HostView, seen: Sequence[HostView]) -> str:
+    """
+    What the others do, if that is something else.
+    """
+    parties: dict[tuple[str, str], list[int]] = {}
+    for view in seen:
+        doing = view.doing or "is"
+        if view.location and (view.doing, view.location) != (
+            first.doing,
+            first.location,
+        ):
+            parties.setdefault((doing, _brief(view)), []).append(view.rank)
+    return "".join(
+        f"; {ranks_text(who)} {agree(who, doing)} in {place}"
+        for (doing, place), who in list(parties.items())[:_MOST_PARTIES]
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
@@ -19,6 +19,7 @@ from ..findings import (
     Diagnosis,
     Finding,
     GroupRef,
+    Missing,
 )
 from ..flight_recorder.analysis.endings import (
     ended_s,
@@ -39,6 +40,7 @@ from .hosts import HostView
 __all__ = ["call_for", "look_again", "without_waiting"]
 
 _TIMED_OUT = re.compile(r"tim(ed|e)[ -]?out", re.IGNORECASE)
+_ALIVE = frozenset({"running", "stopped"})
 # So many lines at which ranks failed are told.
 _MOST_PLACES = 3
 
@@ -67,6 +69,7 @@ def look_again(
     """
     failed = _find_failed(views, dumps)
     if failed is not None:
+        failed = _without_lost(failed, views, dumps, diagnosis.missing)
         more = (f for f in diagnosis.findings if not f.cause.is_fine)
         return attrs.evolve(
             diagnosis, verdict=failed, findings=(failed, *more)
@@ -165,6 +168,46 @@ def _find_failed(
             *(view.evidence if view else ()),
             *map(quote_error, failed[:4]),
         ),
+    )
+
+
+def _without_lost(
+    finding: Finding,
+    views: Mapping[int, HostView],
+    dumps: Dumps,
+    missing: Iterable[Missing],
+) -> Finding:
+    """
+    Name the ranks without a dump, if all others failed by losing a rank.
+
+    Who fails by itself leaves a dump and says why; who is killed does not.
+    """
+    # A file that is there and damaged has a source.
+    lost = sorted(
+        m.rank
+        for m in missing
+        if m.what == "dump" and m.rank is not None and m.source is None
+    )
+    there = [views[r] for r in lost if r in views]
+    told = [s for s in dumps.sidecars.values() if s.rank not in lost]
+    if (
+        not (lost and told)
+        or any(v.state in _ALIVE or v.has_exited or v.error for v in there)
+        or not all(lost_peer(s.error) for s in told)
+    ):
+        return finding
+
+    verb = "it" if len(lost) == 1 else "them"
+    return attrs.evolve(
+        finding,
+        cause=Cause.RANK_CRASHED,
+        ranks=tuple(lost),
+        summary=f"{ranks_text(lost)} left no dump, and all others lost "
+        f"{verb}: {finding.summary}",
+        confidence="likely",
+        location=None,
+        remedy="look for the exit of these ranks in the logs of their nodes "
+        "(out of memory, signal, node lost)",
     )
 
 

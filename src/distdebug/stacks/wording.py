@@ -4,7 +4,7 @@ How is it said?
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 
 from ..findings import Cause, Finding
 from ..ranks import fold_ranks
@@ -51,17 +51,17 @@ def _name(process: ProcessStacks) -> str:
     return f"{process.pid}{f' ({place.strip()})' if place else ''}"
 
 
-def agree(processes: Sequence[ProcessStacks], doing: str) -> str:
+def agree(subjects: Sized, doing: str) -> str:
     """
     Give a predicate the number of its subject.
 
     Args:
-        processes: The subject.
+        subjects: The processes, or ranks, that do it.
 
         doing: Such as ``"is sleeping"``.
     """
     verb, blank, rest = doing.partition(" ")
-    if len(processes) > 1:
+    if len(subjects) > 1:
         verb = _PLURALS.get(verb, verb)
     return verb + blank + rest
 

@@ -24,6 +24,7 @@ from .job import Job
 from .progress import GroupState
 from .stuck import StuckCall, link, links, since_ns
 from .suspects import (
+    arrived_late,
     blocked_in_launch,
     likeliest_lost,
     not_started,
@@ -172,6 +173,8 @@ def _end(part: Sequence[int], calls: Sequence[StuckCall], job: Job) -> Root:
         cause = Cause.RANK_BLOCKED_IN_LAUNCH
     elif ranks := not_started(first, job.dumps):
         cause = Cause.RANK_NOT_STARTED
+    elif late := arrived_late(first, job.dumps):
+        cause, ranks = Cause.RANK_NOT_ARRIVED, set(late)
     else:
         cause, ranks = Cause.COLLECTIVE_STUCK_IN_FLIGHT, set(first.waiting)
 

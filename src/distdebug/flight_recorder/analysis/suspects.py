@@ -13,6 +13,7 @@ from .stuck import StuckCall
 
 
 __all__ = [
+    "arrived_late",
     "blocked_in_launch",
     "likeliest_lost",
     "not_started",
@@ -142,6 +143,33 @@ def blocked_in_launch(
         if enqueued == positions[r].last - 1
     }
     return blocked if len(blocked) < len(counted) else set()
+
+
+def arrived_late(call: StuckCall, dumps: Dumps) -> dict[int, float]:
+    """
+    Ranks that entered a call when the time-out of the first was over.
+
+    Args:
+        call: A call that everyone has entered.
+
+        dumps: What the ranks recorded.
+
+    Returns:
+        By how many seconds each came after the first; by the clocks of their
+        nodes, which are taken to differ by less than a time-out.
+    """
+    entered = {
+        rank: int(dumps[rank].entries.created_ns[row])
+        for rank, row in call.waiting.items()
+    }
+    first = min(entered, key=entered.__getitem__)
+    row = call.waiting[first]
+    timeout_s = int(dumps[first].entries.timeout_ms[row]) / 1e3
+    if call.p2p or not timeout_s or not entered[first]:
+        return {}
+
+    after = {r: (ns - entered[first]) / 1e9 for r, ns in entered.items()}
+    return {r: s for r, s in after.items() if s >= timeout_s}
 
 
 def not_started(call: StuckCall, dumps: Dumps) -> set[int]:

@@ -26,6 +26,7 @@ from .job import Job
 from .mismatch import Mismatch
 from .roots import Root, is_left_behind
 from .stuck import StuckCall
+from .suspects import arrived_late
 
 
 __all__ = ["explain_mismatch", "explain_root"]
@@ -64,6 +65,10 @@ _OTHER_ROOT = (
     "a rank that passes another one waits for data that nobody sends; if they "
     "are equal, check the network between these ranks"
 )
+_TOO_LATE = (
+    "see what these ranks did before this call, and what held them up; if it "
+    "may take so long, raise the time-out of the group"
+)
 _THREADS = (
     "two threads made these calls, and nothing fixes their order: make all "
     "calls of a group in one thread, or give each thread a group of its own"
@@ -99,7 +104,7 @@ def explain_root(
     return Finding(
         cause=root.cause,
         ranks=root.ranks,
-        summary=_summary(job, root, calls),
+        summary=_late(job, root, first) or _summary(job, root, calls),
         confidence=confidence,
         remedy=_remedy(job, root, first),
         group=job.membership.groups[first.group].ref,
@@ -147,7 +152,27 @@ def _summary(job: Job, root: Root, calls: Sequence[StuckCall]) -> str:
     return texts[root.cause]
 
 
+def _late(job: Job, root: Root, first: StuckCall) -> str:
+    """
+    Say that ranks came after the time-out, if that is it.
+    """
+    if not first.waiting.keys() >= {*root.ranks}:
+        return ""
+    if root.cause is not Cause.RANK_NOT_ARRIVED:
+        return ""
+
+    seconds = min(arrived_late(first, job.dumps).values(), default=0.0)
+    early = sorted(first.waiting.keys() - {*root.ranks})
+    return (
+        f"{ranks_text(root.ranks)} entered {call_text(job, first)} "
+        f"{seconds:.0f} s after {ranks_text(early)}, when the time-out was "
+        "over"
+    )
+
+
 def _remedy(job: Job, root: Root, first: StuckCall) -> str | None:
+    if _late(job, root, first):
+        return _TOO_LATE
     is_left = (
         root.cause is Cause.COLLECTIVE_STUCK_IN_FLIGHT
         and is_left_behind(first, job.states)
