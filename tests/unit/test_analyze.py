@@ -674,6 +674,10 @@ class TestNothing:
         assert (Cause.UNKNOWN, ()) == (verdict.cause, verdict.ranks)
         assert "enable the Flight Recorder" in verdict.remedy
 
+        known = {0: Sidecar("", 0, 2, "n", 1, 0.0, 0.0, "start")}
+        dumps = dumps_of(SimulatedJob(2), missing=[0, 1], sidecars=known)
+        assert "end it by SIGTERM" in analyze_dumps(dumps).verdict.remedy
+
     def test_problem_told_once(self, dumps_of):
         """
         A rank whose file could not be read is listed once, with its reason.

@@ -818,6 +818,14 @@ FAILURES = {
             "(pid: 1234) of binary: /usr/bin/python"
         ),
     ),
+    "killed-by-torchrun": (
+        "killed",
+        (
+            "W1123 14:05:30.980000 15336 torch/distributed/elastic/"
+            "multiprocessing/api.py:1047] Unable to shutdown process 15342 "
+            "via 15, forcefully exiting via 9"
+        ),
+    ),
     "killed-deepspeed": (
         "killed",
         (

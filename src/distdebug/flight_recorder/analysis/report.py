@@ -61,7 +61,11 @@ class FlightReport(Shown):
         if self.findings:
             return self.findings[0]
 
-        return _healthy(self) if _shows_anything(self.dumps) else _blind()
+        return (
+            _healthy(self)
+            if _shows_anything(self.dumps)
+            else _blind(self.dumps)
+        )
 
     def to_diagnosis(self) -> Diagnosis:
         """
@@ -135,13 +139,19 @@ def _ending(dumps: Dumps) -> str:
     return f"; SIGTERM ended {ranks_text(told)}"
 
 
-def _blind() -> Finding:
+def _blind(dumps: Dumps) -> Finding:
+    remedy = "enable the Flight Recorder and take the dumps of all ranks"
+    if dumps.sidecars:  # it was enabled
+        remedy = (
+            "take the dumps while the job hangs (distdebug snapshot), or end "
+            "it by SIGTERM: who is killed by SIGKILL writes none"
+        )
     return Finding(
         cause=Cause.UNKNOWN,
         ranks=(),
         summary="no rank left a dump that shows what it did",
         confidence="possible",
-        remedy="enable the Flight Recorder and take the dumps of all ranks",
+        remedy=remedy,
     )
 
 
