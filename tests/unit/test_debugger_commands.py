@@ -484,13 +484,23 @@ def test_long(text):
     """
     A line of any length is refused soon, in a short message for one line.
     """
-    start = time.process_time()
+    short_s, _ = took(text[: len(text) // 10])
+    seconds, message = took(text)
 
-    message = said(text)
-
-    assert 1.0 > time.process_time() - start
+    # Ten times the length would take a hundred times as long if it were
+    # compared with itself.
+    assert 40 * max(short_s, 0.025) > seconds
     assert 800 > len(message)
     assert "\x1b" not in message
+
+
+def took(text):
+    """
+    What is said of a text, after how many seconds of a processor.
+    """
+    start = time.process_time()
+    message = said(text)
+    return time.process_time() - start, message
 
 
 def test_words():

@@ -536,6 +536,29 @@ class TestJoin:
 
         assert (Cause.KILLED, (3,)) == (got.verdict.cause, got.verdict.ranks)
 
+    @pytest.mark.parametrize(
+        ("cause", "ranks", "is_news"),
+        [
+            (Cause.SIZE_MISMATCH, (), False),
+            (Cause.SIZE_MISMATCH, (1,), True),
+            (Cause.GPU_OUT_OF_MEMORY, (), True),
+        ],
+    )
+    def test_mismatch(self, cause, ranks, is_news):
+        """
+        That ranks differ is no news where it is known which one does.
+        """
+        told = finding(Cause.SKIPPED_COLLECTIVE, 3, source="dump")
+        line = group(cause, line=2)
+        logs = scanned(
+            finding(cause, *ranks, line=2), groups={("a.log", "line 2"): line}
+        )
+
+        got = join_logs(by_dumps(told), logs)
+
+        assert told == got.verdict
+        assert is_news == (len(got.findings) > 1)
+
     def test_exit_status(self):
         """
         What the launcher reports of a rank without a dump is told with it.

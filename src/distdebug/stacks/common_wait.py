@@ -38,7 +38,7 @@ def judge_common_wait(waiting: Views) -> Iterable[Finding]:
             "summary": summary,
             "confidence": "possible",
             "remedy": "compare the order of sends and receives on these "
-            "ranks; Flight Recorder dumps show which were not matched",
+            "ranks; with NCCL, dumps show which were not matched",
         }
         yield finding(waiting, changes=changes)
         return

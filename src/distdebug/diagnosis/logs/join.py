@@ -38,6 +38,13 @@ _OPEN = frozenset({Cause.UNKNOWN, Cause.STRAGGLER})
 _VAIN = WAITS | _OPEN
 # What ranks suffer because of another one.
 _SUFFERED = WAITS | {Cause.COLLECTIVE_TIMEOUT, Cause.NETWORK_FAILURE}
+# Ranks did not make the same call.
+_DIFFER = frozenset(
+    {
+        *(Cause.TYPE_MISMATCH, Cause.SIZE_MISMATCH, Cause.DTYPE_MISMATCH),
+        *(Cause.SKIPPED_COLLECTIVE, Cause.EXTRA_COLLECTIVE),
+    }
+)
 _TIMED_OUT = frozenset(
     {
         *(Cause.RANK_NOT_ARRIVED, Cause.COLLECTIVE_TIMEOUT),
@@ -146,7 +153,8 @@ def join_logs(
 
     if told.cause not in _OPEN and not told.cause.is_fine:
         # What followed is no news where the reason is known.
-        return attrs.evolve(diagnosis, findings=(*diagnosis.findings, *first))
+        news = (f for f in first if not _is_known(f, told))
+        return attrs.evolve(diagnosis, findings=(*diagnosis.findings, *news))
 
     if fatal:
         return _with_verdict(diagnosis, fatal[0], findings, fatal[0])
@@ -173,6 +181,13 @@ def _reason(
     else:
         is_new = told.cause in _VAIN and findings[0].cause in _TIMED_OUT
     return findings[0] if is_new else None
+
+
+def _is_known(finding: Finding, told: Finding) -> bool:
+    """
+    Whether a log names nobody for what the dumps have named somebody for.
+    """
+    return {finding.cause, told.cause} <= _DIFFER and not finding.ranks
 
 
 def _lives(finding: Finding, alive: Collection[int]) -> bool:
