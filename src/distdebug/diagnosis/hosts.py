@@ -18,8 +18,10 @@ from ..stacks.explain import ProcessView, explain_ranks
 from ..stacks.model import ProcessStacks, StackFrame, ThreadStack
 
 
-__all__ = ["HostView", "all_stacks", "ended_well", "host_views"]
+__all__ = ["ALIVE", "HostView", "all_stacks", "ended_well", "host_views"]
 
+#: States of a process that is still there.
+ALIVE = frozenset({"running", "stopped"})
 _HELD = re.compile(r", held by process ([0-9]{1,10})$")
 _STATES = {
     "T": "stopped",
@@ -90,14 +92,12 @@ def host_views(
     states = {p.rank: p.state for p in known if p.state}
     ranks = {(p.host, p.pid): p.rank for p in known}
     return {
-        rank: attrs.evolve(
-            _view(
-                rank,
-                dumps.sidecars.get(rank),
-                explained.get(rank),
-                states.get(rank, ""),
-            ),
-            holder=_holder(explained.get(rank), ranks),
+        rank: _view(
+            rank,
+            dumps.sidecars.get(rank),
+            explained.get(rank),
+            states.get(rank, ""),
+            ranks,
         )
         for rank in {*dumps.sidecars, *explained, *states}
         if rank is not None
@@ -211,6 +211,7 @@ def _view(
     sidecar: Sidecar | None,
     explained: ProcessView | None,
     letter: str,
+    ranks: Mapping[tuple[str | None, int], int | None],
 ) -> HostView:
     state = _STATES.get(letter, "running" if letter else "")
     if not state and sidecar is not None:
@@ -238,23 +239,21 @@ def _view(
         location=explained.location,
         evidence=(quote, *explained.evidence),
         remedy=explained.remedy if is_known else "",
+        holder=_holder(explained.process.host, explained.thread, ranks),
     )
 
 
 def _holder(
-    explained: ProcessView | None,
+    host: str | None,
+    thread: ThreadStack,
     ranks: Mapping[tuple[str | None, int], int | None],
 ) -> int | None:
     """
-    The rank that holds what this one waits for, as the kernel told.
+    The rank that holds what a thread waits for, as the kernel told.
     """
-    thread = explained.thread if explained is not None else None
-    call = thread.system_call if thread is not None else None
+    call = thread.system_call
     held = _HELD.search(call.target) if call is not None else None
-    if explained is None or held is None:
-        return None
-
-    return ranks.get((explained.process.host, int(held[1])))
+    return None if held is None else ranks.get((host, int(held[1])))
 
 
 def _own_stacks(sidecar: Sidecar) -> ProcessStacks:

@@ -19,7 +19,7 @@ from ..waits import Wait
 from .deaths import find_death
 from .elsewhere import cross_waits, wait_elsewhere
 from .held import blame_holder
-from .hosts import HostView, ended_well
+from .hosts import ALIVE, HostView, ended_well
 from .unrecorded import without_waiting
 
 
@@ -275,7 +275,7 @@ def _if_alive(finding: Finding, seen: list[HostView]) -> Finding:
     """
     A rank that gave no dump may only be unable to: look at its process.
     """
-    alive = [v for v in seen if v.state in {"running", "stopped"}]
+    alive = [v for v in seen if v.state in ALIVE]
     if not alive:
         return finding
 

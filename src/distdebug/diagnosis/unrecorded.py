@@ -34,13 +34,12 @@ from ..stacks.model import ProcessStacks
 from ..waits import Wait
 from .deaths import quote_error
 from .from_stacks import WAITS, diagnose_stacks
-from .hosts import HostView
+from .hosts import ALIVE, HostView
 
 
 __all__ = ["call_for", "look_again", "without_waiting"]
 
 _TIMED_OUT = re.compile(r"tim(ed|e)[ -]?out", re.IGNORECASE)
-_ALIVE = frozenset({"running", "stopped"})
 # So many lines at which ranks failed are told.
 _MOST_PLACES = 3
 
@@ -192,7 +191,7 @@ def _without_lost(
     told = [s for s in dumps.sidecars.values() if s.rank not in lost]
     if (
         not (lost and told)
-        or any(v.state in _ALIVE or v.has_exited or v.error for v in there)
+        or any(v.state in ALIVE or v.has_exited or v.error for v in there)
         or not all(lost_peer(s.error) for s in told)
     ):
         return finding

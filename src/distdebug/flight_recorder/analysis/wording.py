@@ -101,12 +101,13 @@ def explain_root(
         The finding, with the records that show it.
     """
     first = calls[root.calls[0]]
+    late = _late(job, root, first)
     return Finding(
         cause=root.cause,
         ranks=root.ranks,
-        summary=_late(job, root, first) or _summary(job, root, calls),
+        summary=late or _summary(job, root, calls),
         confidence=confidence,
-        remedy=_remedy(job, root, first),
+        remedy=_TOO_LATE if late else _remedy(job, root, first),
         group=job.membership.groups[first.group].ref,
         collective=collective_of(job, first),
         evidence=tuple(_evidence(job, root, calls)),
@@ -156,9 +157,8 @@ def _late(job: Job, root: Root, first: StuckCall) -> str:
     """
     Say that ranks came after the time-out, if that is it.
     """
-    if not first.waiting.keys() >= {*root.ranks}:
-        return ""
-    if root.cause is not Cause.RANK_NOT_ARRIVED:
+    is_inside = first.waiting.keys() >= {*root.ranks}
+    if root.cause is not Cause.RANK_NOT_ARRIVED or not is_inside:
         return ""
 
     seconds = min(arrived_late(first, job.dumps).values(), default=0.0)
@@ -171,8 +171,6 @@ def _late(job: Job, root: Root, first: StuckCall) -> str:
 
 
 def _remedy(job: Job, root: Root, first: StuckCall) -> str | None:
-    if _late(job, root, first):
-        return _TOO_LATE
     is_left = (
         root.cause is Cause.COLLECTIVE_STUCK_IN_FLIGHT
         and is_left_behind(first, job.states)
