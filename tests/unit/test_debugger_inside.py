@@ -276,6 +276,25 @@ class TestPrompt:
         held.says("c")
         assert 11 == held.end()
 
+    def test_collected(self, hold, monkeypatch):
+        """
+        What runs when something is collected at this moment is no stop.
+        """
+        original = bdb.Bdb.set_trace
+
+        def finalize():
+            return "no line of the user"
+
+        def collect(*args):
+            original(*args)
+            finalize()
+
+        monkeypatch.setattr(bdb.Bdb, "set_trace", collect)
+        held = hold(outer)
+
+        assert "4" == held.says("p y", "c")[0].strip()
+        assert 11 == held.end()
+
     def test_end_of_user_code(self, hold):
         """
         Who steps past the outermost line of the user is not held by others.

@@ -835,6 +835,23 @@ class TestNodes:
         assert ("a: ", "a: 3", "b: ", "b: 3") == stacks.notes
         assert str(stacks).isascii()
 
+    def test_order(self, nodes, monkeypatch):
+        """
+        Nodes keep their order, whoever greets first.
+        """
+        original = relay.main
+
+        def late(argv, *rest):
+            if argv[1] == str(nodes.folders["a"]):
+                time.sleep(0.2)
+            return original(argv, *rest)
+
+        monkeypatch.setattr(relay, "main", late)
+        with connect(nodes=nodes) as client:
+            peers = client.ranks.reach.peers().peers.values()
+
+        assert ["a", "a", "b"] == [peer.host for peer in peers]
+
     def test_shell(self, nodes):
         """
         The prompt is the same as on one node.

@@ -231,6 +231,20 @@ class TestTalks:
 
         assert 2 == len(ray.killed)
 
+    def test_over(self, driver, ray):
+        """
+        When no more sockets are handed out, all that still talk are ended.
+        """
+        one = driver()
+        with one.open("a", "cat") as ours:
+            ours.sendall(b"hello")
+            assert b"hello" == ours.recv(100)
+
+            one.end()
+
+            assert b"" == ours.recv(100)
+        assert 1 == len(ray.killed)
+
     @pytest.mark.parametrize(
         ("host", "argv", "reason"),
         [

@@ -74,18 +74,33 @@ class Talks:
         """
         ear, bell = socket.socketpair()
         bell.settimeout(0.0)
-        with ear, bell, doors:
+        with ear, bell, doors, self._select:
             self._select.register(ear, selectors.EVENT_READ)
             self._select.register(doors, selectors.EVENT_READ)
-            while True:
-                for key, _ in self._select.select():
-                    if key.fileobj is ear:
-                        ear.recv(_BLOCK)
-                        self._tell_heard(bell)
-                    elif key.fileobj is not doors:
-                        self._carry(key.data)
-                    elif not self._open(doors, bell):
-                        return
+            while self._pass_on(ear, bell, doors):
+                pass
+            self._end_all()
+
+    def _pass_on(
+        self, ear: socket.socket, bell: socket.socket, doors: socket.socket
+    ) -> bool:
+        """
+        Carry what came; tell whether more can come.
+        """
+        for key, _ in self._select.select():
+            if key.fileobj is ear:
+                ear.recv(_BLOCK)
+                self._tell_heard(bell)
+            elif key.fileobj is not doors:
+                self._carry(key.data)
+            elif not self._open(doors, bell):
+                return False
+        return True
+
+    def _end_all(self) -> None:
+        for key in [*self._select.get_map().values()]:
+            if key.data is not None:
+                self._end(key.data, None)
 
     def _open(self, doors: socket.socket, bell: socket.socket) -> bool:
         data, handles, _, _ = socket.recv_fds(doors, 1 << 16, 1)

@@ -110,7 +110,9 @@ class There:
             if host not in self._lost and host not in self._relays
         }
         relays, lost = open_relays(todo, timeout_s=self.open_s)
-        self._relays.update(relays)
+        relays |= self._relays
+        # In the order of the nodes, not in that in which they greeted.
+        self._relays = {h: relays[h] for h in self.doors if h in relays}
         self._lost.update(lost)
         if self.doors and not self._relays:
             reasons = "; ".join(map(str, sorted(self._lost.values())[:4]))

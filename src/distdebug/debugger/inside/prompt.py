@@ -142,6 +142,7 @@ class Prompt(Words):
         self._own_breaks: list[bdb.Breakpoint] = []
         self._new_stop: Callable[[], Stop] | None = None
         self._goes_on = False
+        self._is_ready = True
         self._previous: Any = None
         self._traces: dict[FrameType, Any] = {}
 
@@ -167,8 +168,7 @@ class Prompt(Words):
         if self.is_asking:
             return  # an expression of the user came to a breakpoint
 
-        self.watch(frame, new_stop)
-        sys.settrace(None)  # nobody else shall step in here, either
+        self._get_ready(frame, new_stop)
         # Since Python 3.13, bdb wants to know for whom it was called.
         self.enterframe = frame
         self.interaction(frame, None)
@@ -185,6 +185,15 @@ class Prompt(Words):
 
             new_stop: Opens a stop.
         """
+        self._get_ready(frame, new_stop)
+        sys.settrace(self.trace_dispatch)
+
+    def _get_ready(
+        self, frame: FrameType, new_stop: Callable[[], Stop]
+    ) -> None:
+        """
+        Leave nothing to do but to trace, which nobody does then.
+        """
         if self.is_let_go:
             self.leave()
         self._new_stop = new_stop
@@ -194,14 +203,15 @@ class Prompt(Words):
             self._previous = tracer
             self._traces = {f: f.f_trace for f in _callers(frame) if f.f_trace}
         self.has_left = self.is_let_go = False
+        self._is_ready = False
         # That of pdb would let pdb.set_trace() of the program come here.
         bdb.Bdb.set_trace(self, frame)
-        # Since Python 3.13, that means the next instruction, in any module.
         sys.settrace(None)
+        self._is_ready = True
+        # Since Python 3.13, that means the next instruction, in any module.
         self.enterframe = frame
         self._set_stopinfo(None, None)
         self.enterframe = None  # type: ignore[assignment]
-        sys.settrace(self.trace_dispatch)
 
     def examine(
         self, error: BaseException, new_stop: Callable[[], Stop]
@@ -291,7 +301,8 @@ class Prompt(Words):
         """
         if self.is_let_go:
             self.leave()
-        if self.has_left:
+        # What is collected while bdb turns tracing on may run code.
+        if self.has_left or not self._is_ready:
             return None
 
         try:
