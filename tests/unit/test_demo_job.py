@@ -7,6 +7,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,6 +30,18 @@ subprocess.Popen(
 time.sleep(600)
 """
 
+
+# The second of two ranks writes a file when the first one dies.
+PAIR = """
+import os, subprocess, sys, time
+ours, theirs = os.pipe()
+subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"],
+    pass_fds=[theirs])
+os.close(theirs)
+subprocess.Popen([sys.executable, "-S", "-c", "print('step 1', flush=True);"
+    f"open({ours}).read(); open('lost', 'w')"], pass_fds=[ours])
+time.sleep(600)
+"""
 
 SOURCE = Path(job_module.__file__).parents[2]
 
@@ -163,6 +176,24 @@ class TestStartJob:
         assert [] == job.processes()
         gone, alive = psutil.wait_procs([child], timeout=60)
         assert ([child], []) == (gone, alive)
+
+    def test_nobody_sees_it(self, program, monkeypatch):
+        """
+        No rank lives to tell that it lost another one.
+        """
+        launcher = program.parent / "fake" / "torch" / "distributed" / "run.py"
+        launcher.write_text(PAIR)
+
+        def slowly(process):
+            kill(process)
+            time.sleep(0.5)
+
+        kill = job_module._kill
+        monkeypatch.setattr(job_module, "_kill", slowly)
+        with start_job(program, program.parent / "dumps", 2) as job:
+            self.wait_for_step(job)
+
+        assert not program.with_name("lost").exists()
 
     def test_interrupted(self, program):
         """

@@ -95,11 +95,14 @@ class TrainingJob:
         End every process of the job.
 
         Asking politely would have each rank write one more dump, of a job
-        that is being torn down.  So the ranks are killed; the launcher sees
-        it, cleans up, and is killed only if it does not.
+        that is being torn down; so would those that see another one die.  So
+        all ranks are stopped, and then killed; the launcher sees it, cleans
+        up, and is killed only if it does not.
         """
         known = self.processes()
         try:
+            for process in known:
+                _stop(process)
             for process in known:
                 _kill(process)
             with suppress(subprocess.TimeoutExpired):
@@ -113,9 +116,16 @@ class TrainingJob:
                 _kill(process)
 
 
+# psutil compares the time of birth, so a number that was given to another
+# process meanwhile does no harm.
+
+
+def _stop(process: psutil.Process) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process.suspend()
+
+
 def _kill(process: psutil.Process) -> None:
-    # psutil compares the time of birth, so a number that was given to another
-    # process meanwhile does no harm.
     with suppress(psutil.NoSuchProcess):
         process.kill()
 
