@@ -13,7 +13,7 @@ import attrs
 import pytest
 
 from distdebug._lines import Origin
-from distdebug.errors import NoLogsError
+from distdebug.errors import LogError, NoLogsError
 from distdebug.findings import Cause
 from distdebug.raylogs.driver import (
     DriverLog,
@@ -839,6 +839,31 @@ def test_a_folder_in_place_of_a_log_is_missing(tmp_path: Path) -> None:
     assert 1 == len(log.missing)
     assert str(tmp_path) == log.path
     assert "source" in str(log)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "reason"),
+    [
+        ("driver.log", b"\xff\xfea\0", "UTF-16"),
+        ("driver.log.gz", b"\x1f\x8b\x08\0\0", "end-of-stream"),
+    ],
+)
+def test_a_broken_log_is_named(
+    tmp_path: Path, name: str, data: bytes, reason: str
+) -> None:
+    """
+    What cannot be read is an error that names the file, or told as missing.
+    """
+    path = tmp_path / name
+    path.write_bytes(data)
+
+    with pytest.raises(LogError, match=reason) as told:
+        list(driver_lines(path))
+
+    assert str(path) in str(told.value)
+    assert not isinstance(told.value, NoLogsError)
+    (missing,) = read_driver_log(path).missing
+    assert reason in missing.reason
 
 
 def test_a_text_of_lines_is_read() -> None:

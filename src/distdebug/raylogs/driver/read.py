@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 import attrs
 
 from ..._lines import LogLine, read_lines
-from ...errors import NoLogsError
+from ...errors import LogError, NoLogsError
 from ...findings import Missing
 from ..deaths.ranks import rank_of
+from ..heads import BROKEN
 from .blocks import gather_blocks
 from .ends import Counts, completed, count_own, failures_in
 from .model import DriverLog, DriverSource, Failure
@@ -42,8 +43,25 @@ def driver_lines(
         The lines, with who printed them.
 
     Raises:
+        LogError: The file cannot be read, or not on.
+
         NoLogsError: There is no such file.
     """
+    try:
+        yield from _lines(source)
+    except NoLogsError:
+        raise
+    except BROKEN as exc:
+        msg = f"cannot read {_path(source)}: {exc}"
+        raise LogError(
+            msg,
+            remedy="see whether it is whole, a text in UTF-8, and may be read",
+        ) from exc
+
+
+def _lines(
+    source: str | os.PathLike[str] | Iterable[str],
+) -> Iterator[LogLine]:
     try:
         yield from read_lines(source)
     except FileNotFoundError:
@@ -76,13 +94,13 @@ def read_driver_log(
 
     def counted() -> Iterator[LogLine]:
         try:
-            for line in driver_lines(source):
+            for line in _lines(source):
                 count_own(counts, line)
                 count_line(tallies, line)
                 yield line
         except NoLogsError:
             raise
-        except (OSError, ValueError, EOFError) as exc:
+        except BROKEN as exc:
             missing.append(Missing.log(path, exc))
 
     failures = failures_in(gather_blocks(counted()), counts)

@@ -6,9 +6,10 @@ from __future__ import annotations
 
 import json
 
+from contextlib import suppress
 from itertools import islice
 
-from distdebug.errors import NoLogsError
+from distdebug.errors import LogError, NoLogsError
 from distdebug.raylogs.deaths.find import find_deaths
 from distdebug.raylogs.deaths.last_words import hear
 from distdebug.raylogs.deaths.report import death_findings
@@ -143,8 +144,7 @@ def ray_driver(data: bytes) -> object:
     """
     path = file_of(data, "driver.log")
     log = read_driver_log(path)
-    return (
-        log,
-        [line.text for line in islice(driver_lines(path), 99)],
-        driver_findings(log),
-    )
+    lines = []
+    with suppress(LogError):  # of these, and not of the log as a whole
+        lines += [line.text for line in islice(driver_lines(path), 99)]
+    return log, lines, driver_findings(log)
