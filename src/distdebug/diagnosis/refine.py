@@ -20,7 +20,7 @@ from .deaths import find_death
 from .elsewhere import cross_waits, wait_elsewhere
 from .held import blame_holder
 from .hosts import ALIVE, HostView, ended_well
-from .unrecorded import without_waiting
+from .unrecorded import is_about, without_waiting
 
 
 __all__ = ["refine"]
@@ -98,12 +98,8 @@ def _came_late(finding: Finding, waits: Sequence[Wait]) -> bool:
     """
     Whether they are in the call by now: then nothing else holds them up.
     """
-    call = (
-        finding.group and finding.group.name,
-        finding.collective and finding.collective.seq,
-    )
     return any(
-        (w.group, w.seq) == call and {*finding.ranks} <= {*w.waiting}
+        is_about(finding, w) and {*finding.ranks} <= {*w.waiting}
         for w in waits
     )
 

@@ -27,6 +27,7 @@ from ..flight_recorder.analysis.endings import (
     lost_peer,
 )
 from ..flight_recorder.analysis.freshness import silent_s
+from ..flight_recorder.analysis.wording import REMEDIES
 from ..flight_recorder.columns import Dumps
 from ..flight_recorder.sidecar import Sidecar
 from ..ranks import ranks_text
@@ -37,7 +38,7 @@ from .from_stacks import WAITS, diagnose_stacks
 from .hosts import ALIVE, HostView
 
 
-__all__ = ["call_for", "look_again", "without_waiting"]
+__all__ = ["call_for", "is_about", "look_again", "without_waiting"]
 
 _TIMED_OUT = re.compile(r"tim(ed|e)[ -]?out", re.IGNORECASE)
 # So many lines at which ranks failed are told.
@@ -205,8 +206,7 @@ def _without_lost(
         f"{verb}: {finding.summary}",
         confidence="likely",
         location=None,
-        remedy="look for the exit of these ranks in the logs of their nodes "
-        "(out of memory, signal, node lost)",
+        remedy=REMEDIES[Cause.RANK_CRASHED],
     )
 
 
@@ -310,9 +310,20 @@ def call_for(
     Returns:
         The call; ``None`` if none waits for them.
     """
-    told = (
-        finding.group.name if finding.group else "",
-        finding.collective.seq if finding.collective else 0,
-    )
     theirs = [w for w in waits if not set(ranks).isdisjoint(w.awaited)]
-    return min(theirs, key=lambda w: (w.group, w.seq) != told, default=None)
+    return min(theirs, key=lambda w: not is_about(finding, w), default=None)
+
+
+def is_about(finding: Finding, wait: Wait) -> bool:
+    """
+    Whether a finding tells of this call.
+
+    Args:
+        finding: Any finding.
+
+        wait: A stuck call.
+    """
+    return (wait.group, wait.seq) == (
+        finding.group and finding.group.name,
+        finding.collective and finding.collective.seq,
+    )

@@ -29,9 +29,10 @@ from .stuck import StuckCall
 from .suspects import arrived_late
 
 
-__all__ = ["explain_mismatch", "explain_root"]
+__all__ = ["REMEDIES", "explain_mismatch", "explain_root"]
 
-_REMEDY = {
+#: What to do next, by the cause.
+REMEDIES = {
     Cause.RANK_NOT_ARRIVED: "look at the Python stack there: the rank is busy, "
     "or stuck, outside of any collective",
     Cause.RANK_CRASHED: "look for the exit of these ranks in the logs of "
@@ -177,7 +178,7 @@ def _remedy(job: Job, root: Root, first: StuckCall) -> str | None:
     )
     if is_left and collective_of(job, first).op in _ROOTED:
         return _OTHER_ROOT
-    return _REMEDY.get(root.cause)
+    return REMEDIES.get(root.cause)
 
 
 def _since(job: Job, calls: Sequence[StuckCall]) -> str:
@@ -238,7 +239,7 @@ def explain_mismatch(job: Job, found: Mismatch) -> Finding:
         ranks=found.culprits,
         summary=_mismatch_summary(found, group),
         confidence=found.confidence,
-        remedy=_THREADS if found.in_threads else _REMEDY.get(found.cause),
+        remedy=_THREADS if found.in_threads else REMEDIES.get(found.cause),
         group=group,
         collective=CollectiveRef(op=found.expected.op, seq=found.seq),
         location=found.location,
