@@ -67,10 +67,14 @@ def numbers(lines):
 
 def test_live_names(live_node, chatty, monkeypatch):
     """
-    A cluster that runs tells the names that files leave out.
+    The cluster of a session tells the names that files leave out, whatever
+    others there are.
     """
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
     sessions = find_ray_sessions(live_node.folder)
+    # That is written late, and by the latest cluster of the folder.
+    (live_node.folder / "ray_current_cluster").unlink(missing_ok=True)
     (log,) = find_actor_logs(chatty.pid_of_actor, sessions)
 
     told = ask_live_actors(sessions[0], timeout_s=60)

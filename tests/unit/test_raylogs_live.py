@@ -5,6 +5,7 @@ Asking a cluster that is alive, in a process of its own.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import types
 
@@ -80,13 +81,75 @@ def test_no_answer(asked, tmp_path, answer, reason):
     No answer, or one that is none, is told, with what helps.
     """
     asked.answer = answer
-    session = RaySession(root=tmp_path / "s", logs=tmp_path, name="s")
 
     with pytest.raises(NodesError, match=reason) as caught:
-        ask_live_actors(session)
+        ask_live_actors()
 
     assert "" == asked.argv[-2]
     assert "files" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("ip", "address"),
+    [("10.0.0.1", "10.0.0.1:6380"), ("fd00::1", "[fd00::1]:6380")],
+)
+def test_own_address(asked, tmp_path, ip, address):
+    """
+    A session that tells its own address is asked there, whichever cluster
+    used its temporary folder last.
+    """
+    (tmp_path / "ray_current_cluster").write_text("10.0.0.9:6379")
+    root = tmp_path / "session_x"
+    root.mkdir()
+    (root / f"gcs_server_port_{NODE}").write_text("6380")
+    session = RaySession(root=root, logs=root, name="x", node_id=NODE, ip=ip)
+    asked.answer = ToolOutput(0, f"distdebug:{json.dumps(TOLD)}\n", "")
+
+    ask_live_actors(session)
+
+    assert address == asked.argv[-2]
+
+
+@pytest.mark.parametrize("told", ["", "two words", "\0:1", "10.0.0.1"])
+def test_no_address(asked, tmp_path, told):
+    """
+    No other cluster is taken for that of a session which tells neither its
+    address nor its node.
+    """
+    (tmp_path / "ray_current_cluster").write_text(told)
+    session = RaySession(root=tmp_path / "s", logs=tmp_path, name="s")
+
+    with pytest.raises(NodesError, match="does not tell where") as caught:
+        ask_live_actors(session)
+
+    assert [] == asked.argv
+    assert "host:port" in caught.value.remedy
+
+
+def test_usual_address(asked, tmp_path):
+    """
+    By its node, the cluster of this machine is known to be the session's.
+    """
+    session = RaySession(root=tmp_path, logs=tmp_path, name="s", node_id=NODE)
+    asked.answer = ToolOutput(0, f"distdebug:{json.dumps(TOLD)}\n", "")
+
+    found = ask_live_actors(session)
+
+    assert "" == asked.argv[-2]
+    assert ["trainer_0"] == [x.actor_name for x in found.actors]
+
+
+def test_another_cluster(asked, tmp_path):
+    """
+    What answers where the cluster of a session was may be another one.
+    """
+    (tmp_path / "ray_current_cluster").write_text("10.0.0.1:6379")
+    root = tmp_path / "old"
+    session = RaySession(root=root, logs=root, name="old", node_id="b" * 56)
+    asked.answer = ToolOutput(0, f"distdebug:{json.dumps(TOLD)}\n", "")
+
+    with pytest.raises(NodesError, match=r"another cluster than that of old"):
+        ask_live_actors(session)
 
 
 def test_without_ray(monkeypatch):
@@ -167,20 +230,15 @@ def ray(monkeypatch):
             ]
 
     def list_actors(**options):
+        fake.dashboard_of = os.environ["RAY_ADDRESS"]
         if fake.fails:
             raise RuntimeError
         return [
-            SimpleNamespace(
-                actor_id=ACTOR,
-                class_name="A",
-                name=None,
-                repr_name="A(1)",
-                pid=7,
-                node_id=NODE,
-                state="ALIVE",
-            )
+            SimpleNamespace(actor_id=actor, repr_name=text)
+            for actor, text in ((ACTOR, "A(1)"), ("f" * 32, "Foreign()"))
         ]
 
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.9:6379")
     modules = {
         "ray": {},
         "ray._private": {},
@@ -201,12 +259,11 @@ def ray(monkeypatch):
     return fake
 
 
-@pytest.mark.parametrize(
-    ("fails", "name", "text"), [(False, "", "A(1)"), (True, "trainer_0", "")]
-)
-def test_child(ray, capsys, fails, name, text):
+@pytest.mark.parametrize(("fails", "text"), [(False, "A(1)"), (True, "")])
+def test_child(ray, capsys, fails, text):
     """
-    The state API is asked, or else the tables of the GCS.
+    The tables of the GCS tell the actors, and the state API adds what only it
+    knows of these, and not of another cluster's.
     """
     ray.fails = fails
 
@@ -216,7 +273,7 @@ def test_child(ray, capsys, fails, name, text):
     told = live._cluster(json.loads(answer))
     (actor,) = told.actors
     (node,) = told.dead_nodes
-    assert "usual" == ray.address
+    assert "usual" == ray.address == ray.dashboard_of
     assert (ACTOR, "A", 7, NODE, "ALIVE") == (
         actor.actor_id,
         actor.actor_class,
@@ -224,5 +281,5 @@ def test_child(ray, capsys, fails, name, text):
         actor.node_id,
         actor.state,
     )
-    assert (name, text) == (actor.actor_name, actor.actor_repr)
+    assert ("trainer_0", text) == (actor.actor_name, actor.actor_repr)
     assert ("10.0.0.1", "a") == (node.ip, node.host)

@@ -8,6 +8,7 @@ needs that.
 from __future__ import annotations
 
 import json
+import re
 import sys
 
 from collections.abc import Iterable
@@ -33,6 +34,8 @@ _PROGRAM = (
     "from distdebug.raylogs.live_child import main; main(*sys.argv[2:])"
 )
 _MARK = "distdebug:"
+_ADDRESS = re.compile(r"[\w.:\[\]-]{1,200}:\d{1,5}", re.ASCII)
+_OVER = "it may be over; its files are still readable"
 
 
 @attrs.frozen(kw_only=True)
@@ -94,9 +97,9 @@ def ask_live_actors(
     waits for ever.
 
     Args:
-        address: ``"host:port"`` of the GCS, or a session, whose temporary
-            folder tells the address; by default that of ``RAY_ADDRESS``, or
-            the cluster of this machine.
+        address: ``"host:port"`` of the GCS, or a session, whose folder tells
+            the address; by default that of ``RAY_ADDRESS``, or the cluster of
+            this machine.
 
         timeout_s: How long it may take, in seconds.
 
@@ -106,21 +109,37 @@ def ask_live_actors(
     Raises:
         MissingDependencyError: Ray is not installed.
 
-        NodesError: No cluster answers.
+        NodesError: No cluster answers, or another one than that of the
+            session, or the session does not tell where its cluster is.
     """
     if find_spec("ray") is None:
         msg = "asking a cluster needs Ray"
         remedy = "pip install 'distdebug[ray]'; files alone need nothing"
         raise MissingDependencyError(msg, remedy=remedy)
 
-    if isinstance(address, RaySession):
-        address = _address_of(address)
+    if not isinstance(address, RaySession):
+        return _ask(address or "", timeout_s)
+
+    place = _address_of(address)
+    if not place and not address.node_id:
+        msg = f"{address.root} does not tell where its cluster answers"
+        remedy = "name its address, host:port; files alone need none"
+        raise NodesError(msg, remedy=remedy)
+
+    live = _ask(place, timeout_s)
+    # A session outlives its cluster, whose address the next one may have.
+    node_ids = {node.node_id for node in live.nodes}
+    if address.node_id and address.node_id not in node_ids:
+        msg = f"another cluster than that of {address.name} answers"
+        raise NodesError(msg, remedy=_OVER)
+
+    return live
+
+
+def _ask(address: str, timeout_s: float) -> LiveCluster:
     root = str(Path(__file__).parents[2])
     told = run_tool(
-        [
-            *(sys.executable, "-c", _PROGRAM),
-            *(root, address or "", str(timeout_s)),
-        ],
+        [*(sys.executable, "-c", _PROGRAM), *(root, address, str(timeout_s))],
         timeout_s=timeout_s,
     )
     answer = told.output.rpartition(_MARK)[2] if told.status == 0 else ""
@@ -131,8 +150,7 @@ def ask_live_actors(
             f"nothing within {timeout_s:g} s"
         ]
         msg = f"no Ray cluster answers: {clean(why[0])}"
-        remedy = "it may be over; its files are still readable"
-        raise NodesError(msg, remedy=remedy) from exc
+        raise NodesError(msg, remedy=_OVER) from exc
 
 
 def with_live(
@@ -159,15 +177,29 @@ def with_live(
     return tuple(found)
 
 
-def _address_of(session: RaySession) -> str | None:
+def _address_of(session: RaySession) -> str:
+    """
+    Where the GCS of a session answers, or else that of the cluster that was
+    the last to use its temporary folder, if that is told.
+    """
+    last = session.root.parent / "ray_current_cluster"
+    found = _own_address(session) or _told(last)
+    return found if _ADDRESS.fullmatch(found) else ""
+
+
+def _own_address(session: RaySession) -> str:
+    port = _told(session.root / f"gcs_server_port_{session.node_id}")
+    host = f"[{session.ip}]" if ":" in (session.ip or "") else session.ip
+    return f"{host}:{port}" if host and port else ""
+
+
+def _told(path: Path) -> str:
     from .._files import read_ordinary
 
     try:
-        data = read_ordinary(session.root.parent / "ray_current_cluster", 256)
+        return read_ordinary(path, 256).decode("ascii", "replace").strip()
     except (OSError, ValueError):
-        return None
-
-    return data.decode("ascii", "replace").strip() or None
+        return ""
 
 
 def _cluster(data: dict[str, Any]) -> LiveCluster:

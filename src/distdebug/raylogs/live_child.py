@@ -1,13 +1,14 @@
 """
 How does one ask a cluster of Ray without joining it?
 
-This runs in a process of its own.  The state API knows most, but needs the
-dashboard; the tables of the GCS are always there.
+This runs in a process of its own.  The tables of the GCS are always there; only
+the state API, which needs the dashboard, knows representations of actors.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 from typing import Any
@@ -32,11 +33,15 @@ def main(address: str, timeout_s: str) -> None:
 
     found = canonicalize_bootstrap_address_or_die(address or None)
     state = _tables(found)
-    try:
-        actors = _of_state_api(found, float(timeout_s) / 2)
-    except Exception:  # noqa: BLE001 whatever is missing, the tables are left
-        actors = [_of_table(x) for x in state.actor_table(None).values()]
-    told = {"actors": actors, "nodes": [*map(_node, state.node_table())]}
+    actors = {
+        x["ActorID"]: _actor(x) for x in state.actor_table(None).values()
+    }
+    for actor_id, text in _texts(found, float(timeout_s) / 2):
+        # Whoever answers may be another cluster's dashboard.
+        if actor_id in actors:
+            actors[actor_id]["actor_repr"] = text
+    nodes = [*map(_node, state.node_table())]
+    told = {"actors": [*actors.values()], "nodes": nodes}
     sys.stdout.write(f"\n{_MARK}{json.dumps(told)}\n")
     sys.stdout.flush()
 
@@ -55,31 +60,28 @@ def _tables(address: str) -> Any:
     return state
 
 
-def _of_state_api(address: str, seconds: float) -> list[dict[str, Any]]:
-    from ray.util.state import list_actors
+def _texts(address: str, seconds: float) -> list[tuple[str, str]]:
+    """
+    What the dashboard, if there is one, knows of actors' representations.
+    """
+    try:
+        from ray.util.state import list_actors
 
-    actors = list_actors(
-        address=address,
-        detail=True,
-        limit=_MOST,
-        timeout=max(1, int(seconds)),
-        raise_on_missing_output=False,
-    )
-    return [
-        {
-            "actor_id": actor.actor_id,
-            "actor_class": actor.class_name or "",
-            "actor_name": actor.name or "",
-            "actor_repr": actor.repr_name or "",
-            "pid": actor.pid or 0,
-            "node_id": actor.node_id or "",
-            "state": actor.state or "",
-        }
-        for actor in actors
-    ]
+        # This wins over any address that is passed.
+        os.environ["RAY_ADDRESS"] = address
+        actors = list_actors(
+            address=address,
+            detail=True,
+            limit=_MOST,
+            timeout=max(1, int(seconds)),
+            raise_on_missing_output=False,
+        )
+        return [(x.actor_id, x.repr_name or "") for x in actors]
+    except Exception:  # noqa: BLE001 whatever is missing, the tables are left
+        return []
 
 
-def _of_table(actor: dict[str, Any]) -> dict[str, Any]:
+def _actor(actor: dict[str, Any]) -> dict[str, Any]:
     return {
         "actor_id": actor["ActorID"],
         "actor_class": actor.get("ActorClassName", ""),
