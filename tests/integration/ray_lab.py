@@ -47,6 +47,8 @@ def start_node(
                 *("--temp-dir", str(folder / name)),
                 *("--resources", json.dumps({name: 100})),
                 *("--object-store-memory", str(80 << 20)),
+                # By default, raylets give out the same ones at the same time.
+                *("--min-worker-port", "0", "--max-worker-port", "0"),
             ],
             stdout=log,
             stderr=subprocess.STDOUT,

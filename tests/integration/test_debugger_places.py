@@ -68,7 +68,7 @@ class Program:
         while time.monotonic() < end:
             # The folder is not there before the first rank has made it.
             with contextlib.suppress(DebuggerError):
-                client = connect(self.sockets)
+                client = connect(self.sockets, timeout_s=20)
                 if condition(client.list()):
                     return client
                 client.close()

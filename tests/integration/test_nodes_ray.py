@@ -365,22 +365,22 @@ def test_stopped_node(cluster, nodes):
     """
     stopped = nodes[0]
     os.kill(cluster.raylets[stopped], signal.SIGSTOP)
-    begin = time.monotonic()
     try:
-        got = statuses(
+        got = by_host(
             run_on_nodes(
                 ["true"],
                 engine=Ray(cluster.address, grace_s=2),
                 # Ray starts a worker on each of the others within that.
-                timeout_s=15,
+                timeout_s=25,
             )
         )
     finally:
         os.kill(cluster.raylets[stopped], signal.SIGCONT)
 
-    assert time.monotonic() - begin < 30
-    assert "timed_out" == got.pop(stopped)
-    assert ["ok", "ok"] == list(got.values())
+    given_up = got.pop(stopped)
+    assert "timed_out" == given_up.status
+    assert given_up.seconds < 35
+    assert ["ok", "ok"] == [result.status for result in got.values()]
 
 
 def test_killed_node(cluster, nodes):
@@ -394,7 +394,7 @@ def test_killed_node(cluster, nodes):
     results = run_on_nodes(
         ["sh", "-c", code],
         engine=Ray(cluster.address, grace_s=2),
-        timeout_s=20,
+        timeout_s=35,
     )
 
     first, second = next(results), next(results)

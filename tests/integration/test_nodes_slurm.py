@@ -10,7 +10,9 @@ import sys
 import time
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
+import psutil
 import pytest
 
 from distdebug.bundle.manifest import read_manifest
@@ -117,7 +119,7 @@ def test_snapshot_hangs(lab, job, rank, tmp_path, monkeypatch):
     """
     A node that hangs while it collects costs its own part only, in bound.
     """
-    monkeypatch.setattr(everywhere, "_MORE_S", 10.0)
+    monkeypatch.setattr(everywhere, "_MORE_S", 1.0)
     begin = time.monotonic()
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(
@@ -125,10 +127,10 @@ def test_snapshot_hangs(lab, job, rank, tmp_path, monkeypatch):
             tmp_path / "hang",
             engine=Slurm(job=job),
             pids=[rank],
-            timeout_s=5,
+            timeout_s=19,
         )
-        assert wait_until(lambda: len(lab.tasks("lab-2")) == 2)
-        for task in lab.tasks("lab-2")[1:]:
+        assert wait_until(lambda: pythons(lab, "lab-2"))
+        for task in pythons(lab, "lab-2"):
             task.suspend()
         taken = future.result()
 
@@ -138,9 +140,20 @@ def test_snapshot_hangs(lab, job, rank, tmp_path, monkeypatch):
     ]
     (missing,) = taken.manifest.skipped
     assert ("node", "lab-2") == (missing.what, missing.source)
-    assert "no answer after 15 s" in missing.reason
+    assert "no answer after 20 s" in missing.reason
     assert taken.manifest == read_manifest(taken.folder)
     assert Cause.SLEEPING is taken.diagnosis.verdict.cause
+
+
+def pythons(lab, node):
+    """
+    What collects on a node, and no longer is the shell that Slurm starts.
+    """
+    found = []
+    for task in lab.tasks(node):
+        with suppress(psutil.Error):
+            found += [task] * task.name().startswith("python")
+    return found
 
 
 def test_hang(lab, job):
@@ -151,17 +164,16 @@ def test_hang(lab, job):
         "import os, time; print('hangs', flush=True); "
         "time.sleep(600 * (os.environ['SLURMD_NODENAME'] == 'lab-2'))"
     )
-    begin = time.monotonic()
 
     got = by_host(
         run_on_nodes(
             [sys.executable, "-c", code],
             engine=Slurm(job=job),
-            timeout_s=5,
+            timeout_s=15,
         )
     )
 
-    assert time.monotonic() - begin < 30
+    assert got["lab-2"].seconds < 40
     assert {"lab-1": "ok", "lab-2": "timed_out", "lab-9": "ok"} == {
         host: result.status for host, result in got.items()
     }

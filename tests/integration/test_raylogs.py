@@ -19,6 +19,10 @@ from distdebug.raylogs.tails import read_parts, read_tail
 from distdebug.raylogs.workers import worker_logs
 
 
+# Now and then, the cluster has to be started and to die three times.
+pytestmark = pytest.mark.timeout(900)
+
+
 @pytest.fixture(scope="module")
 def sessions(dead_cluster):
     """

@@ -21,6 +21,8 @@ from distdebug.raylogs.sessions import find_ray_sessions
 from distdebug.raylogs.system import last_activity
 from distdebug.raylogs.tails import read_parts, read_tail
 
+from .living import wait_until
+
 
 PROGRAM = Path(__file__).parent / "programs" / "chatty_actor.py"
 # More than are in one part of a log, and fewer than in two.
@@ -63,6 +65,14 @@ def numbers(lines):
         for line in lines
         if line.text.startswith("number ")
     ]
+
+
+def last_number(live_node):
+    """
+    The last that stands in the log of the actor.
+    """
+    (log,) = find_actor_logs("Chatty", live_node.folder)
+    return numbers(read_tail(log, lines=1, stream="out"))
 
 
 def test_live_names(live_node, chatty, monkeypatch):
@@ -110,8 +120,12 @@ def test_follow(live_node, chatty):
     )
 
     reader.start()
-    for _ in range(10):
+    for part in range(10):
         say(chatty, MANY // 10)
+        # What was rotated before the first look is not read.
+        assert part or wait_until(lambda: lines)
+    # Ray writes what was printed in a thread of its own.
+    assert wait_until(lambda: [MANY - 1] == last_number(live_node))
     stop.set()
     reader.join(60)
 

@@ -15,6 +15,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 
 from distdebug.debugger import connect
@@ -135,6 +136,9 @@ def is_hanging(dump_dir, rank=0):
     Whether the rank has a call in flight: ask it.
     """
     (row,) = request_dumps(dump_dir, ranks=[rank])
+    if row.status != "dumped":
+        return False
+
     (sidecar,) = [
         s for s in sidecars(dump_dir, rank) if s["dump"] == row.path.name
     ]
@@ -505,6 +509,10 @@ def test_loads_nothing(tmp_path):
             client.stack()
         wait_for(
             lambda: list(folder.glob("hangs/REPORT.txt")), seconds=PATIENCE_S
+        )
+        wait_for(
+            lambda: not psutil.Process(rank.pid).children(),
+            seconds=PATIENCE_S,
         )
         rank.terminate()
         printed = rank.stdout.read()

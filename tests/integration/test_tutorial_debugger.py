@@ -131,7 +131,7 @@ def test_page(job, tmp_path):
         plain = text.replace(str(tmp_path), "…")
         shown[-1] += plain.splitlines()
 
-    with connect(folder) as client:
+    with connect(folder, timeout_s=20) as client:
         run_shell(client, ask=ask, show=show)
 
     assert [prompt for prompt, _, _ in todo] == prompts

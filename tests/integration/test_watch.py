@@ -363,6 +363,9 @@ def test_side_car(start):
     cause, and line.
     """
     job = start("io", program="plain_rank.py")
+    wait_for(
+        lambda: job.log.read_text().count("ready") == 4, seconds=PATIENCE_S
+    )
 
     got = subprocess.run(
         [

@@ -1043,7 +1043,10 @@ def test_a_time_that_is_over(serve):
     with pytest.raises(NoAnswerError) as caught:
         ask(server, deadline=soon(-1))
 
-    assert "unseen" == caught.value.kind
+    assert ("no answer in time", "unseen") == (
+        caught.value.reason,
+        caught.value.kind,
+    )
     assert not server.asked
 
 

@@ -67,6 +67,9 @@ MOTIONS = [
     (Motion.SPINNING, watched(cpu_s=1.9), None),
     (Motion.SPINNING, watched(cpu_s=0.2, involuntary=100), None),
     (Motion.SPINNING, watched(cpu_s=1.9, has_returned=False), None),
+    # It would run, if it were let.
+    (Motion.UNKNOWN, watched(cpu_s=0.01, involuntary=4, state="R"), None),
+    (Motion.STILL, watched(cpu_s=0.01, involuntary=4, state="S"), None),
     # Ran, and nobody knows where before.
     (
         Motion.UNKNOWN,
@@ -106,6 +109,10 @@ def test_motion(expected, thread, wakes):
     [
         (True, watched(cpu_s=1.9, state="S")),
         (False, watched(cpu_s=0.01, state="R")),
+        (True, watched(cpu_s=0.01, involuntary=4, state="R")),
+        (True, watched(cpu_s=0.01, voluntary=2, involuntary=4, state="R")),
+        (False, watched(cpu_s=0.01, voluntary=9, involuntary=12, state="R")),
+        (False, watched(cpu_s=0.01, involuntary=4, state="S")),
         (True, watched(cpu_s=0.5, voluntary=9, state="R")),
         (False, watched(cpu_s=0.5, voluntary=9, call="read")),
         (False, ThreadStack(name="", frames=(), state="S", active=True)),

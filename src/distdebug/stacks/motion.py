@@ -71,6 +71,8 @@ def motion_of(thread: ThreadStack, wakes: float | None = None) -> Motion:
             return Motion.UNKNOWN
         # In the same functions, but called anew: a recursion, for example.
         return Motion.MOVING if a.has_returned else Motion.SPINNING
+    if _is_starved(thread, a):
+        return Motion.UNKNOWN
     call = thread.system_call.name if thread.system_call else ""
     if call in _WITHOUT_END:
         wakes = 0.0
@@ -95,6 +97,15 @@ def is_busy(a: ThreadActivity) -> bool:
     share = cpu_share(a)
     never_waits = a.voluntary <= a.seconds and a.involuntary > 10 * a.seconds
     return share >= _BUSY or (never_waits and share > _QUIET)
+
+
+def _is_starved(thread: ThreadStack, a: ThreadActivity) -> bool:
+    """
+    Whether it wants the processor, and hardly gets any of it: beside one other
+    program, the nicest has a seventieth.
+    """
+    never_waits = a.voluntary <= a.seconds and a.involuntary > a.voluntary
+    return thread.state == "R" and never_waits
 
 
 def wakes_per_s(thread: ThreadStack) -> float:
@@ -125,10 +136,11 @@ def is_running(thread: ThreadStack) -> bool | None:
     Args:
         thread: The thread.
     """
-    if thread.activity is not None:
-        if is_busy(thread.activity):
+    a = thread.activity
+    if a is not None:
+        if is_busy(a) or _is_starved(thread, a):
             return True
-        if cpu_share(thread.activity) <= _QUIET:
+        if cpu_share(a) <= _QUIET:
             return False
     if thread.system_call is not None and thread.system_call.name != "running":
         return False

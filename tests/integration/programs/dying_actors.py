@@ -21,7 +21,7 @@ import ray
 
 HEAD, OTHER, SMALL = ({name: 0.001} for name in ("head", "other", "small"))
 PATIENCE_S = 60
-FULL = 3 << 30
+FULL = 4 << 30
 
 
 def about():

@@ -8,9 +8,22 @@ it is as late as the test likes.
 import datetime as dt
 import os
 import sys
+import time
+
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+
+def gather(folder, rank, world_size):
+    """
+    Wait for all ranks, of which some may need long to import torch: the time
+    for a call is also that for the first meeting.
+    """
+    (folder / f"here-{rank}").touch()
+    while len(list(folder.glob("here-*"))) < world_size:
+        time.sleep(0.05)
 
 
 def main(kind, meeting, culprit):
@@ -18,6 +31,7 @@ def main(kind, meeting, culprit):
     Make one call that works, and one that does not.
     """
     rank = int(os.environ["RANK"])
+    gather(Path(meeting).parent, rank, int(os.environ["WORLD_SIZE"]))
     dist.init_process_group(
         "gloo",
         init_method=f"file://{meeting}",
@@ -32,7 +46,7 @@ def main(kind, meeting, culprit):
     if kind in {"late", "barrier"} and is_culprit:
         sys.stdin.read()
     if kind == "barrier":
-        dist.monitored_barrier(timeout=dt.timedelta(seconds=2))
+        dist.monitored_barrier(timeout=dt.timedelta(seconds=4))
     elif kind == "operation" and is_culprit:
         dist.broadcast(tensor, 0)
     elif kind == "size" and is_culprit:

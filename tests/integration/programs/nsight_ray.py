@@ -60,16 +60,16 @@ class Worker:
             os.abort()
 
 
-def start():
+def start(register_s):
     """
-    Start a node, whose raylet gives up soon.
+    Start a node, whose raylet gives up workers that have not come by then.
     """
     ray.init(
         num_cpus=8,
         include_dashboard=False,
         object_store_memory=80 << 20,
         log_to_driver=False,
-        _system_config={"worker_register_timeout_seconds": 20},
+        _system_config={"worker_register_timeout_seconds": register_s},
     )
 
 
@@ -166,7 +166,7 @@ def main(case, output_dir):
     """
     Play a case.
     """
-    start()
+    start(20 if case == "wrong_python" else 120)
     try:
         session = ray._private.worker._global_node.get_session_dir_path()
         seen = globals()[case](output_dir)

@@ -2,6 +2,7 @@
 A rank of a job over Gloo in which rank 1 is slow, and then does not come.
 """
 
+import json
 import os
 import sys
 import time
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+from torch._C._distributed_c10d import _dump_fr_trace_json
 
 import distdebug
 
@@ -25,6 +28,18 @@ def step(tensor):
     if dist.get_rank() == SLOW:
         time.sleep(0.1)
     dist.all_reduce(tensor)
+
+
+def wait_for_gloo(pending):
+    """
+    Wait until no more calls than these are on record as not done: Gloo's thread
+    says so a moment after whoever waits for a call goes on.
+    """
+    while True:
+        told = json.loads(_dump_fr_trace_json(True, False))
+        if sum(not x["retired"] for x in told["entries"]) <= pending:
+            return
+        time.sleep(0.01)
 
 
 def main(folder):
@@ -44,6 +59,7 @@ def main(folder):
         step(tensor)
     if rank != SLOW:
         pending = dist.all_reduce(tensor, async_op=True)
+    wait_for_gloo(int(rank != SLOW))
     distdebug.dump_flight_recorder()
     print("ready", flush=True)
     sys.stdin.read()

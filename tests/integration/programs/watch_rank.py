@@ -114,7 +114,7 @@ def train_on():
     Take steps of very different length until somebody ends the job.
     """
     os.nice(19)  # others have something to do, too
-    durations = (1, 1, 2, 1, 12, 1, 3, 20, 1, 1, 7, 18, 1, 15, 2, 20, 1, 9)
+    durations = (1, 1, 12, 1, 2, 1, 3, 20, 1, 1, 7, 18, 1, 15, 2, 20, 1, 9)
     matrix = torch.ones(256, 256)
     for duration in durations * 10:
         end = time.monotonic() + duration

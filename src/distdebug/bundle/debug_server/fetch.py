@@ -162,6 +162,9 @@ def fetch(  # noqa: PLR0913 three of them are limits
     Raises:
         NoAnswerError: There is no such answer.
     """
+    if time.monotonic() >= deadline:
+        raise NoAnswerError(LATE, "unseen")
+
     try:
         connection = _connect(place, deadline)
     except (OSError, ValueError) as exc:
