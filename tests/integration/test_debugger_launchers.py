@@ -73,7 +73,7 @@ class Job:
         while time.monotonic() < end:
             with (
                 contextlib.suppress(OSError, DebuggerError),
-                connect(self.sockets) as client,
+                connect(self.sockets, timeout_s=20) as client,
             ):
                 listing = client.list()
                 if condition(listing):
@@ -180,7 +180,7 @@ def test_ray(start, way):
     )
 
     listing = job.wait_for_stops(5)
-    with connect(job.sockets) as client:
+    with connect(job.sockets, timeout_s=20) as client:
         policies = client.cast("ranks(:)", "p found", group="Policy")
         critics = client.cast("ranks(1)", "p found", group="judge")
         task = client.cast("ranks(:)", "p more", group="prepare")
@@ -209,7 +209,7 @@ def test_ray_thread(start):
     job = ray_job(start, "load", **SETUP)
 
     listing = job.wait_for_stops(1)
-    with connect(job.sockets) as client:
+    with connect(job.sockets, timeout_s=20) as client:
         attached = client.attach(3, group="Policy")
         item = attached.send("p item").text
         attached.send("c")
@@ -228,7 +228,7 @@ def test_ray_failure(start):
     job = ray_job(start, "fail", RAY_DEBUG_POST_MORTEM="1", **SETUP)
 
     listing = job.wait_for_stops(1)
-    with connect(job.sockets) as client:
+    with connect(job.sockets, timeout_s=20) as client:
         secret = client.cast("ranks(1)", "p secret", group="Policy")
         go_on(client, listing)
 
@@ -259,7 +259,7 @@ def test_monarch_slices(start):
     job = monarch_job(start, "slices")
 
     listing = job.wait_for_stops(4)
-    with connect(job.sockets) as client:
+    with connect(job.sockets, timeout_s=20) as client:
         values = client.cast("ranks(:)", "p value")
         stepped = client.cast("ranks(dp=1)", "n")
         place = client.attach(3).send("p twice").text
@@ -294,7 +294,7 @@ def test_monarch_views(start, scenario, coords):
     job = monarch_job(start, scenario)
 
     listing = job.wait_for_stops(4)
-    with connect(job.sockets) as client:
+    with connect(job.sockets, timeout_s=20) as client:
         name = next(iter(coords[0]))
         some = client.cast(f"ranks({name}=1)", "p twice")
         go_on(client, listing)
@@ -312,7 +312,7 @@ def test_monarch_actors(start):
     job = monarch_job(start, "both")
 
     listing = job.wait_for_stops(8)
-    with connect(job.sockets) as client:
+    with connect(job.sockets, timeout_s=20) as client:
         scores = client.cast("ranks(tp=0)", "p score", group="critic")
         wrong = client.cast("ranks(3)", "p twice", group="trainer")
         go_on(client, listing)
@@ -337,7 +337,7 @@ def test_monarch_blocked(start, tmp_path):
     job.wait_until(
         lambda listing: 2 == sum("Trainer.wait" in p.function for p in listing)
     )
-    with connect(job.sockets) as client:
+    with connect(job.sockets, timeout_s=20) as client:
         known = client.eval("ranks(dp=0)", "batch", group="trainer")
         stacks = client.stack("ranks(dp=0, tp=1)", group="trainer")
     gate.open("w").close()  # all who wait for a writer go on
@@ -355,7 +355,7 @@ def test_monarch_thread(start):
     job = monarch_job(start, "load")
 
     listing = job.wait_for_stops(1)
-    with connect(job.sockets) as client:
+    with connect(job.sockets, timeout_s=20) as client:
         item = client.attach(0, group="trainer").send("p item").text
         go_on(client, listing)
 
@@ -372,7 +372,7 @@ def test_monarch_failure(start):
     job = monarch_job(start, "fail")
 
     listing = job.wait_for_stops(1)
-    with connect(job.sockets) as client:
+    with connect(job.sockets, timeout_s=20) as client:
         secret = client.cast("ranks(tp=1)", "p secret", group="trainer")
         go_on(client, listing)
 
@@ -425,7 +425,7 @@ def test_unprepared(unprepared):
 
     armed = arm_process(job.process.pid, timeout_s=PATIENCE_S)
     job.wait_for_stops(1)
-    with connect(job.sockets) as client:
+    with connect(job.sockets, timeout_s=20) as client:
         count = client.cast(None, "p count > 0")
 
     assert armed.path.startswith(str(job.sockets))

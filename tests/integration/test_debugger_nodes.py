@@ -229,7 +229,7 @@ class TestSlurm:
         """
         The ranks of all nodes are listed, cast to, stepped, and asked.
         """
-        with connect(**job) as client:
+        with connect(**job, timeout_s=20) as client:
             follow(client, list(slurm.nodes))
 
         assert wait_until(lambda: not having(RELAY))
@@ -255,7 +255,7 @@ class TestSlurm:
             process.wait(PATIENCE_S)
 
             assert wait_until(lambda: not having(RELAY))
-        with connect(**job) as client:
+        with connect(**job, timeout_s=20) as client:
             stopped = {p.rank for p in client.list() if p.is_stopped}
         assert {0, 1, 2} == stopped
 
@@ -265,7 +265,7 @@ class TestSlurm:
         starts another.
         """
         monkeypatch.setattr(there, "_IDLE_S", 10)
-        with connect(**job) as client:
+        with connect(**job, timeout_s=20) as client:
             client.list()
             cut = [p for p in having(RELAY) if p.name().startswith("srun")]
             ours = {p.pid for p in having(RELAY)} - {p.pid for p in cut}
@@ -323,7 +323,7 @@ class TestSlurm:
         """
         What one lets go ends as if it had never been stopped.
         """
-        with connect(**job) as client:
+        with connect(**job, timeout_s=20) as client:
             client.cast("ranks(:)", "continue")
 
         log = slurm.folder / "job.out"

@@ -505,7 +505,7 @@ def test_loads_nothing(tmp_path):
     try:
         wait_ready(rank)
         (dumped,) = request_dumps(folder / "dumps")
-        with connect(folder / "s") as client:
+        with connect(folder / "s", timeout_s=20) as client:
             client.stack()
         wait_for(
             lambda: list(folder.glob("hangs/REPORT.txt")), seconds=PATIENCE_S
