@@ -1,10 +1,12 @@
 """
-Which processes of a test live, and how do they end?
+Which processes of a test live, where do they listen, and how do they end?
 """
 
 from __future__ import annotations
 
 import os
+import random
+import socket
 import time
 
 from collections.abc import Callable, Iterable
@@ -15,6 +17,23 @@ import psutil
 
 
 T = TypeVar("T")
+
+
+# Of these, neither the kernel nor Ray gives any to others.
+PORTS = range(20_000, 32_000)
+
+
+def free_ports(count: int) -> list[int]:
+    """
+    Ports that nobody listens on, nor will before they are used.
+    """
+    found: list[int] = []
+    for port in random.sample(PORTS, len(PORTS)):
+        with suppress(OSError), socket.create_server(("", port)):
+            found.append(port)
+        if len(found) == count:
+            break
+    return found
 
 
 def wait_for(condition: Callable[[], T], *, seconds: float = 60) -> T:

@@ -13,13 +13,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from .living import free_ports
+
 
 def free_address() -> str:
     """
     Where a head may answer.
     """
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return f"127.0.0.1:{free.getsockname()[1]}"
+    return f"127.0.0.1:{free_ports(1)[0]}"
 
 
 def start_node(

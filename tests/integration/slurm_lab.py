@@ -19,7 +19,7 @@ import pytest
 
 import distdebug
 
-from .living import end, wait_until
+from .living import end, free_ports, wait_until
 
 
 _TOOLS = ("munged", "munge", "slurmctld", "slurmd", "srun")
@@ -200,17 +200,6 @@ def slurm_lab(folder: Path, *nodes: str) -> Iterator[SlurmLab]:
         stack.callback(lab.stop)
         lab.start()
         yield lab
-
-
-def free_ports(count: int) -> list[int]:
-    """
-    Ports that nobody listens on.
-    """
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
 
 
 def says(*argv: str) -> str:

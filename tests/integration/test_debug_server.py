@@ -25,21 +25,14 @@ from distdebug.bundle.debug_server.keep import keep_debug_server
 from distdebug.flight_recorder.read import read_dumps
 from distdebug.stacks.parse import read_stacks
 
+from .living import free_ports
+
 
 SOURCE = Path(distdebug.__file__).parents[1]
 PROGRAM = Path(__file__).parent / "programs" / "debug_server_rank.py"
 FETCH_TIMEOUT_S = 5.0
 BIN = Path(sys.executable).parent
 HAS_PYSPY = shutil.which("py-spy", path=f"{BIN}:{os.environ['PATH']}")
-
-
-def free_port():
-    """
-    A port at which nobody listens.
-    """
-    with socket.socket() as server:
-        server.bind(("", 0))
-        return server.getsockname()[1]
 
 
 def environ(rank, port, path):
@@ -89,7 +82,7 @@ def hanging_job(folder, path):
     """
     pytest.importorskip("torch.distributed.debug")
     pytest.importorskip("jinja2")
-    port, store = free_port(), free_port()
+    port, store = free_ports(2)
     with contextlib.ExitStack() as stack:
         ranks = []
         for rank in range(4):

@@ -27,9 +27,9 @@ from distdebug.debugger import connect
 from distdebug.debugger.client import there
 from distdebug.errors import DebuggerError, NodesError
 
-from .living import end, having, wait_until
+from .living import end, free_ports, having, wait_until
 from .ray_lab import answers, free_address, start_node
-from .slurm_lab import free_ports, slurm_lab
+from .slurm_lab import slurm_lab
 
 
 SOURCE = str(Path(distdebug.__file__).parents[1])

@@ -3,7 +3,6 @@ Real jobs, started as users start them, and found.
 """
 
 import os
-import socket
 import subprocess
 import sys
 
@@ -17,7 +16,7 @@ from distdebug.processes.expected import missing_ranks
 from distdebug.processes.find import find_workers
 from distdebug.processes.worker import worker_of
 
-from .living import wait_for
+from .living import free_ports, wait_for
 
 
 PROGRAMS = Path(__file__).with_name("programs")
@@ -55,14 +54,6 @@ def family_of(process):
     root = psutil.Process(process.pid)
     pids = {root.pid, *(p.pid for p in root.children(recursive=True))}
     return [w for w in find_workers() if w.pid in pids]
-
-
-def free_port():
-    """
-    A port that nobody uses now.
-    """
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 class TestTorchrun:
@@ -110,7 +101,7 @@ class TestSpawn:
         what spawned them is no rank.
         """
         pytest.importorskip("torch.distributed")
-        store = f"tcp://127.0.0.1:{free_port()}"
+        store = f"tcp://127.0.0.1:{free_ports(1)[0]}"
         with job(PROGRAMS / "find_spawn.py", store, 2, ready=2) as process:
             workers = wait_for(lambda: family_of(process))
 
@@ -122,7 +113,7 @@ class TestSpawn:
         So are ranks that wait for one that never comes.
         """
         pytest.importorskip("torch.distributed")
-        store = f"tcp://127.0.0.1:{free_port()}"
+        store = f"tcp://127.0.0.1:{free_ports(1)[0]}"
         with job(PROGRAMS / "find_spawn.py", store, 3, ready=2) as process:
             workers = wait_for(
                 lambda: [x] if len(x := family_of(process)) == 3 else []

@@ -10,7 +10,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,7 +24,7 @@ import distdebug
 from distdebug import Cause, diagnose
 from distdebug.bundle.manifest import read_manifest
 
-from .living import wait_for
+from .living import free_ports, wait_for
 
 
 SOURCE = Path(distdebug.__file__).parents[1]
@@ -324,9 +323,7 @@ def test_two_nodes(tmp_path):
         '--nnodes 2 --node-rank "$1" --nproc-per-node 2 '
         '--master-addr 127.0.0.1 --master-port "$5" "$3" io "$4"'
     )
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     with contextlib.ExitStack() as stack:
         for number in range(2):
             log = stack.enter_context((tmp_path / f"log{number}").open("wb"))
