@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import types
 
@@ -36,13 +37,14 @@ def asked(monkeypatch):
     """
     What was asked; whoever asks gets the answer that is set here.
     """
-    seen = SimpleNamespace(argv=[], answer=ToolOutput(0, "", ""))
+    seen = SimpleNamespace(argv=[], answer=ToolOutput(0, "", ""), silent=())
 
     def run_tool(argv, *, timeout_s):
         seen.argv = argv
         return seen.answer
 
     monkeypatch.setattr(live, "run_tool", run_tool)
+    monkeypatch.setattr(live, "_listens", lambda x: x not in seen.silent)
     monkeypatch.setattr(live, "find_spec", lambda name: True)
     return seen
 
@@ -124,6 +126,54 @@ def test_no_address(asked, tmp_path, told):
 
     assert [] == asked.argv
     assert "host:port" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("silent", "address"),
+    [
+        ([], "10.0.0.1:6380"),
+        (["10.0.0.1:6380"], "10.0.0.9:6379"),
+        (["10.0.0.1:6380", "10.0.0.9:6379"], ""),
+    ],
+)
+def test_where_somebody_listens(asked, tmp_path, silent, address):
+    """
+    A place where nobody listens is not asked: the session was copied, or its
+    head has moved.
+    """
+    (tmp_path / "ray_current_cluster").write_text("10.0.0.9:6379")
+    root = tmp_path / "session_x"
+    root.mkdir()
+    (root / f"gcs_server_port_{'c' * 56}").write_text("6380")
+    session = RaySession(
+        root=root, logs=root, name="x", node_id=NODE, ip="10.0.0.1"
+    )
+    asked.silent = silent
+    asked.answer = ToolOutput(0, f"distdebug:{json.dumps(TOLD)}\n", "")
+
+    ask_live_actors(session)
+
+    assert address == asked.argv[-2]
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "expected"),
+    [
+        ("127.0.0.1", None, True),
+        ("[127.0.0.1]", None, True),
+        ("127.0.0.1", 99999, False),
+        ("127.0.0.1", 1, False),
+        ("a" * 80, 6379, False),
+    ],
+)
+def test_listens(host, port, expected):
+    """
+    Whether somebody listens is seen, and no address is too strange to ask.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = port or server.getsockname()[1]
+
+        assert expected is live._listens(f"{host}:{port}")
 
 
 def test_usual_address(asked, tmp_path):

@@ -69,6 +69,17 @@ MOTIONS = [
     (Motion.SPINNING, watched(cpu_s=1.9, has_returned=False), None),
     # It would run, if it were let.
     (Motion.UNKNOWN, watched(cpu_s=0.01, involuntary=4, state="R"), None),
+    (Motion.UNKNOWN, watched(cpu_s=0.01, state="R"), None),
+    (
+        Motion.MOVING,
+        watched(cpu_s=0.01, has_left=False, has_returned=True, state="R"),
+        None,
+    ),
+    (
+        Motion.MOVING,
+        watched(voluntary=1, cpu_s=0.6, involuntary=12, state="R"),
+        None,
+    ),
     (Motion.STILL, watched(cpu_s=0.01, involuntary=4, state="S"), None),
     # Ran, and nobody knows where before.
     (
@@ -108,7 +119,9 @@ def test_motion(expected, thread, wakes):
     ("expected", "thread"),
     [
         (True, watched(cpu_s=1.9, state="S")),
-        (False, watched(cpu_s=0.01, state="R")),
+        # Starved, or just woken up.
+        (None, watched(cpu_s=0.01, state="R")),
+        (False, watched(cpu_s=0.01, voluntary=9, state="R")),
         (True, watched(cpu_s=0.01, involuntary=4, state="R")),
         (True, watched(cpu_s=0.01, voluntary=2, involuntary=4, state="R")),
         (False, watched(cpu_s=0.01, voluntary=9, involuntary=12, state="R")),

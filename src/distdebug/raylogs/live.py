@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import sys
 
 from collections.abc import Iterable
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,11 @@ _PROGRAM = (
 )
 _MARK = "distdebug:"
 _ADDRESS = re.compile(r"[\w.:\[\]-]{1,200}:\d{1,5}", re.ASCII)
-_OVER = "it may be over; its files are still readable"
+_OVER = (
+    "it may be over, and its files are still readable; or name its address, "
+    "host:port"
+)
+_KNOCK_S = 2.0
 
 
 @attrs.frozen(kw_only=True)
@@ -179,18 +185,25 @@ def with_live(
 
 def _address_of(session: RaySession) -> str:
     """
-    Where the GCS of a session answers, or else that of the cluster that was
-    the last to use its temporary folder, if that is told.
+    Where the GCS of a session listens, or else that of the cluster that was
+    the last to use its temporary folder; ``""`` if neither does.
     """
-    last = session.root.parent / "ray_current_cluster"
-    found = _own_address(session) or _told(last)
-    return found if _ADDRESS.fullmatch(found) else ""
-
-
-def _own_address(session: RaySession) -> str:
-    port = _told(session.root / f"gcs_server_port_{session.node_id}")
     host = f"[{session.ip}]" if ":" in (session.ip or "") else session.ip
-    return f"{host}:{port}" if host and port else ""
+    ports = map(_told, sorted(session.root.glob("gcs_server_port_*")))
+    told = [f"{host}:{port}" for port in ports if host]
+    told.append(_told(session.root.parent / "ray_current_cluster"))
+    return next((x for x in told if _ADDRESS.fullmatch(x) and _listens(x)), "")
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    place = host.strip("[]"), int(port)
+    with (
+        suppress(OSError, ValueError, OverflowError),
+        socket.create_connection(place, _KNOCK_S),
+    ):
+        return True
+    return False
 
 
 def _told(path: Path) -> str:

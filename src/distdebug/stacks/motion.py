@@ -55,7 +55,8 @@ def motion_of(thread: ThreadStack, wakes: float | None = None) -> Motion:
             happens; ``None`` if unknown.
 
     Returns:
-        Whether it moves; unknown if it was looked at only once.
+        Whether it moves; unknown if it was looked at only once, or wants a
+        processor that it does not get.
     """
     a = thread.activity
     if a is None or a.seconds <= 0:
@@ -71,12 +72,13 @@ def motion_of(thread: ThreadStack, wakes: float | None = None) -> Motion:
             return Motion.UNKNOWN
         # In the same functions, but called anew: a recursion, for example.
         return Motion.MOVING if a.has_returned else Motion.SPINNING
-    if _is_starved(thread, a):
-        return Motion.UNKNOWN
     call = thread.system_call.name if thread.system_call else ""
     if call in _WITHOUT_END:
         wakes = 0.0
-    return Motion.MOVING if _is_awake(a, wakes) else Motion.STILL
+    is_eager = _is_eager(thread, a)
+    if _is_awake(a, wakes) or (is_eager and a.has_returned):
+        return Motion.MOVING
+    return Motion.UNKNOWN if is_eager else Motion.STILL
 
 
 def _is_awake(a: ThreadActivity, wakes: float | None) -> bool:
@@ -99,13 +101,12 @@ def is_busy(a: ThreadActivity) -> bool:
     return share >= _BUSY or (never_waits and share > _QUIET)
 
 
-def _is_starved(thread: ThreadStack, a: ThreadActivity) -> bool:
+def _is_eager(thread: ThreadStack, a: ThreadActivity) -> bool:
     """
-    Whether it wants the processor, and hardly gets any of it: beside one other
-    program, the nicest has a seventieth.
+    Whether it wants the processor, however little of it it gets: beside one
+    other program, the nicest has a seventieth.
     """
-    never_waits = a.voluntary <= a.seconds and a.involuntary > a.voluntary
-    return thread.state == "R" and never_waits
+    return thread.state == "R" and a.voluntary <= a.seconds
 
 
 def wakes_per_s(thread: ThreadStack) -> float:
@@ -138,10 +139,12 @@ def is_running(thread: ThreadStack) -> bool | None:
     """
     a = thread.activity
     if a is not None:
-        if is_busy(a) or _is_starved(thread, a):
+        if is_busy(a):
             return True
         if cpu_share(a) <= _QUIET:
-            return False
+            # Who was never driven away may have been asleep until now.
+            is_starved = a.involuntary > a.voluntary or None
+            return is_starved if _is_eager(thread, a) else False
     if thread.system_call is not None and thread.system_call.name != "running":
         return False
     if thread.state:

@@ -204,10 +204,12 @@ class Prompt(Words):
             self._traces = {f: f.f_trace for f in _callers(frame) if f.f_trace}
         self.has_left = self.is_let_go = False
         self._is_ready = False
-        # That of pdb would let pdb.set_trace() of the program come here.
-        bdb.Bdb.set_trace(self, frame)
-        sys.settrace(None)
-        self._is_ready = True
+        try:
+            # That of pdb would let pdb.set_trace() of the program come here.
+            bdb.Bdb.set_trace(self, frame)
+        finally:  # a handler of signals may raise
+            sys.settrace(None)
+            self._is_ready = True
         # Since Python 3.13, that means the next instruction, in any module.
         self.enterframe = frame
         self._set_stopinfo(None, None)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import attrs
 
 from ..._lines import LogLine, read_lines
-from ...errors import LogError, NoLogsError
+from ...errors import DistdebugError, LogError, NoLogsError
 from ...findings import Missing
 from ..deaths.ranks import rank_of
 from ..heads import BROKEN
@@ -49,10 +49,10 @@ def driver_lines(
     """
     try:
         yield from _lines(source)
-    except NoLogsError:
+    except DistdebugError:
         raise
     except BROKEN as exc:
-        msg = f"cannot read {_path(source)}: {exc}"
+        msg = f"cannot read {_path(source) or 'the lines'}: {exc}"
         raise LogError(
             msg,
             remedy="see whether it is whole, a text in UTF-8, and may be read",
