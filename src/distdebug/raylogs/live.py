@@ -8,18 +8,16 @@ needs that.
 from __future__ import annotations
 
 import json
-import re
-import socket
 import sys
 
 from collections.abc import Iterable
-from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import attrs
 
+from .._ray_address import as_address, knock, last_address, read_short
 from .._text import clean
 from ..capture.tool import run_tool
 from ..errors import MissingDependencyError, NodesError
@@ -36,7 +34,6 @@ _PROGRAM = (
     "from distdebug.raylogs.live_child import main; main(*sys.argv[2:])"
 )
 _MARK = "distdebug:"
-_ADDRESS = re.compile(r"[\w.:\[\]-]{1,200}:\d{1,5}", re.ASCII)
 _OVER = (
     "it may be over, and its files are still readable; or name its address, "
     "host:port"
@@ -189,30 +186,10 @@ def _address_of(session: RaySession) -> str:
     the last to use its temporary folder; ``""`` if neither does.
     """
     host = f"[{session.ip}]" if ":" in (session.ip or "") else session.ip
-    ports = map(_told, sorted(session.root.glob("gcs_server_port_*")))
-    told = [f"{host}:{port}" for port in ports if host]
-    told.append(_told(session.root.parent / "ray_current_cluster"))
-    return next((x for x in told if _ADDRESS.fullmatch(x) and _listens(x)), "")
-
-
-def _listens(address: str) -> bool:
-    host, _, port = address.rpartition(":")
-    place = host.strip("[]"), int(port)
-    with (
-        suppress(OSError, ValueError, OverflowError),
-        socket.create_connection(place, _KNOCK_S),
-    ):
-        return True
-    return False
-
-
-def _told(path: Path) -> str:
-    from .._files import read_ordinary
-
-    try:
-        return read_ordinary(path, 256).decode("ascii", "replace").strip()
-    except (OSError, ValueError):
-        return ""
+    ports = map(read_short, sorted(session.root.glob("gcs_server_port_*")))
+    told = [as_address(f"{host}:{port}") for port in ports if host]
+    told.append(last_address(session.root))
+    return next((x for x in told if x and knock(x, _KNOCK_S) == "answers"), "")
 
 
 def _cluster(data: dict[str, Any]) -> LiveCluster:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import time
 
 from collections.abc import Iterable, Iterator
@@ -20,8 +19,9 @@ from typing import Any
 
 import attrs
 
-from ..._files import is_folder, matching, read_ordinary, resolved
+from ..._files import is_folder, matching, resolved
 from ..._lines import open_log
+from ..._ray_address import knock, last_address
 from ..._text import clean
 from ...errors import NoLogsError
 
@@ -38,7 +38,6 @@ _SIGNS = (
     ),
 )
 _SESSION = re.compile(r"session_\d{4}-[\w-]{1,80}")
-_ADDRESS = re.compile(r"(\[?[0-9A-Za-z.:_-]{1,255}?\]?):(\d{1,5})")
 _VERSION = re.compile(r"ray_version=(\d[\w.+-]{0,40})")
 _DIST_INFO = re.compile(r"ray-(\d[\w.+]{0,40})\.dist-info")
 _HEAD = 1 << 16
@@ -111,7 +110,7 @@ def read_ray(
     when = time.time() if now is None else now
     ages = dict(_ages(folder / "logs", when))
     found, is_known = _raylets(folder.name)
-    address = _address(folder)
+    address = last_address(folder)
     return RayNode(
         session=str(folder),
         name=clean(folder.name),
@@ -120,7 +119,7 @@ def read_ray(
         states=tuple(x["state"] for x in found),
         processes_known=is_known,
         address=address,
-        gcs=_knock(address, timeout_s) if address else "",
+        gcs=knock(address, timeout_s) if address else "",
         cluster_version=_cluster_version(folder / "logs"),
         node_version=next((x["version"] for x in found), ""),
     )
@@ -193,28 +192,6 @@ def _installed_version(program: str) -> str:
         return ""
     found = (_DIST_INFO.fullmatch(name) for name in names)
     return next((x[1] for x in found if x), "")
-
-
-def _address(folder: Path) -> str:
-    try:
-        data = read_ordinary(folder.parent / "ray_current_cluster", 1024)
-    except (OSError, ValueError):
-        return ""
-    found = _ADDRESS.fullmatch(data.decode(errors="replace").strip())
-    return found[0] if found and int(found[2]) < 1 << 16 else ""
-
-
-def _knock(address: str, timeout_s: float) -> str:
-    host, _, port = address.rpartition(":")
-    try:
-        with socket.create_connection(
-            (host.strip("[]"), int(port)), timeout=timeout_s
-        ):
-            return "answers"
-    except ConnectionRefusedError:
-        return "refused"
-    except (OSError, ValueError, OverflowError):
-        return "silent"
 
 
 def _cluster_version(logs: Path) -> str:
