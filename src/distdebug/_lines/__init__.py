@@ -7,7 +7,7 @@ progress bars, junk, and files that are no files are dealt with once.
 
 from __future__ import annotations
 
-from .files import PACKED, Walk, open_log, read_tail, walk_logs
+from .files import BROKEN, PACKED, Walk, open_log, read_tail, walk_logs
 from .model import LogLine, Origin
 from .parse import parse_line
 from .read import read_lines, split_block
@@ -15,6 +15,7 @@ from .times import parse_time
 
 
 __all__ = [
+    "BROKEN",
     "PACKED",
     "LogLine",
     "Origin",

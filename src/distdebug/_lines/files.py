@@ -22,13 +22,15 @@ from .._text import size_text
 from ..findings import Missing
 
 
-__all__ = ["PACKED", "Walk", "open_log", "read_tail", "walk_logs"]
+__all__ = ["BROKEN", "PACKED", "Walk", "open_log", "read_tail", "walk_logs"]
 
 _OPENERS: Mapping[str, Callable[[Any], Any]] = {
     ".gz": gzip.open,
     ".bz2": bz2.open,
     ".xz": lzma.open,
 }
+#: What reading a damaged file may raise.
+BROKEN = (OSError, ValueError, EOFError, zlib.error, lzma.LZMAError)
 #: How the names of packed files end.
 PACKED = frozenset(_OPENERS)
 # Neither text nor ever printed by a job.

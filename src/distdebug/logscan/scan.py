@@ -4,10 +4,8 @@ What went wrong, as gigabytes of logs tell?
 
 from __future__ import annotations
 
-import lzma
 import os
 import threading
-import zlib
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
@@ -15,6 +13,7 @@ from functools import partial
 
 import attrs
 
+from .._lines import BROKEN
 from .._text import list_text
 from ..errors import LogError, NoLogsError
 from ..findings import Missing
@@ -39,7 +38,6 @@ __all__ = ["scan_logs"]
 
 _MOST_THREADS = 4
 _TELL_S = 0.2
-_Unreadable = (OSError, ValueError, EOFError, zlib.error, lzma.LZMAError)
 
 
 def scan_logs(
@@ -221,7 +219,7 @@ def _while_readable(
 ) -> Iterator[Event]:
     try:
         yield from events
-    except _Unreadable as exc:
+    except BROKEN as exc:
         result.missing.append(Missing.log(part.path, exc))
 
 

@@ -21,8 +21,7 @@ from typing import Any
 import attrs
 
 from .._files import matching
-from .._lines import open_log, split_block
-from .heads import BROKEN
+from .._lines import BROKEN, open_log, split_block
 from .listing import Listed, list_parts, parts_of
 from .model import RaySession, WorkerLog
 

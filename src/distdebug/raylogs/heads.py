@@ -11,23 +11,21 @@ the encoding JSON tell the name that the actor was given.
 from __future__ import annotations
 
 import json
-import lzma
 import os
 import re
-import zlib
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 
 import attrs
 
-from .._lines import PACKED, open_log
+from .._lines import BROKEN, PACKED, open_log
 from .._text import clean
 from ..findings import Missing
 from .model import LogPart, WorkerLog
 
 
-__all__ = ["BROKEN", "MAGIC", "is_whole", "read_head", "with_heads"]
+__all__ = ["MAGIC", "is_whole", "read_head", "with_heads"]
 
 # How each of Ray's lines begins that nobody printed.
 MAGIC = (":job_id:", ":actor_name:", ":task_name:")
@@ -42,8 +40,6 @@ _RECORD = re.compile(rb'^\{"asctime": [^\n]{0,4000}', re.MULTILINE)
 _NAME = re.compile(rb'"actor_name": "((?:[^"\\\n]|\\.){1,200})"')
 _ACTOR = re.compile(rb'"actor_id": "([0-9a-f]{32})"')
 _MOST_TASKS = 100
-# What reading a damaged file may raise.
-BROKEN = (OSError, ValueError, EOFError, zlib.error, lzma.LZMAError)
 
 
 def with_heads(log: WorkerLog) -> WorkerLog:

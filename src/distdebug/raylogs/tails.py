@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Literal
 
 from .._files import open_ordinary
-from .._lines import PACKED, LogLine, parse_line, read_lines
+from .._lines import BROKEN, PACKED, LogLine, parse_line, read_lines
 from ..errors import LogError
-from .heads import BROKEN, MAGIC
+from .heads import MAGIC
 from .model import LogPart, WorkerLog
 
 

@@ -8,9 +8,7 @@ matters.
 
 from __future__ import annotations
 
-import lzma
 import os
-import zlib
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -18,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 import attrs
 import numpy as np
 
-from .._lines import open_log
+from .._lines import BROKEN, open_log
 
 
 __all__ = ["Block", "passages", "read_blocks"]
@@ -29,9 +27,6 @@ _LONGEST = 1 << 16
 # How much is read whole at the end.
 _TAIL = 4 << 20
 _END = ord("\n")
-# How packed files end that were not finished, or hold too much; their beginning
-# is good.
-_CUT_OFF = (EOFError, OSError, ValueError, zlib.error, lzma.LZMAError)
 
 
 @attrs.frozen
@@ -128,7 +123,8 @@ def _of_file(
                     rest = block[cut:]
                 else:
                     rest = (rest + block)[:_LONGEST]
-        except _CUT_OFF as exc:
+        except BROKEN as exc:
+            # Not finished, or it holds too much: its beginning is good.
             if isinstance(exc, OSError) and exc.errno is not None:
                 raise
             if lose is not None:

@@ -10,11 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import attrs
 
-from ..._lines import LogLine, read_lines
+from ..._lines import BROKEN, LogLine, read_lines
 from ...errors import DistdebugError, LogError, NoLogsError
 from ...findings import Missing
 from ..deaths.ranks import rank_of
-from ..heads import BROKEN
 from .blocks import gather_blocks
 from .ends import Counts, completed, count_own, failures_in
 from .model import DriverLog, DriverSource, Failure
