@@ -138,6 +138,7 @@ def wait_for_stops(where, ranks, seconds=PATIENCE_S):
             client = connect(**where)
         except (NodesError, DebuggerError) as error:
             seen = error
+            time.sleep(0.2)
             continue
         seen = client.list()
         stopped = {p.rank for p in seen if p.is_stopped}

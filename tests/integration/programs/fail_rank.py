@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from meeting import gather
 from torch.utils.data import DataLoader, Dataset
 
 
@@ -129,11 +130,7 @@ def main() -> None:
     Work for some steps.
     """
     how, folder = sys.argv[1:]
-    # The time for a call is also that for the first meeting, and some need
-    # long to import torch.
-    Path(folder, f"here-{os.environ['RANK']}").touch()
-    while len(list(Path(folder).glob("here-*"))) < 2:
-        time.sleep(0.05)
+    gather(Path(folder), int(os.environ["RANK"]), 2)
     dist.init_process_group(
         "gloo", timeout=dt.timedelta(seconds=5 if how == "late" else 60)
     )

@@ -8,22 +8,13 @@ it is as late as the test likes.
 import datetime as dt
 import os
 import sys
-import time
 
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-
-def gather(folder, rank, world_size):
-    """
-    Wait for all ranks, of which some may need long to import torch: the time
-    for a call is also that for the first meeting.
-    """
-    (folder / f"here-{rank}").touch()
-    while len(list(folder.glob("here-*"))) < world_size:
-        time.sleep(0.05)
+from meeting import gather
 
 
 def main(kind, meeting, culprit):
