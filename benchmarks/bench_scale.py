@@ -2,9 +2,10 @@
 How far does it go: how do time and memory grow with the ranks of a job?
 
 Run it as ``python benchmarks/bench_scale.py --ranks 1024 4096 16384``, with
-0.4 MB of disk for each rank.  The job trains with tensor, pipeline, and data
-parallelism, and one rank is stuck (see ``large_job``); each step has to name
-it.  Every number is measured in a fresh process, on the same files.
+0.4 MB of disk for each of all these ranks.  The job trains with tensor,
+pipeline, and data parallelism, and one rank is stuck (see ``large_job``); each
+step has to name it.  Every number is measured in a fresh process, on the same
+files.
 
 * ``read`` makes columns of all files; ``analyse`` compares them; ``diagnose``
   is both, and looks for whatever else lies there; ``report`` writes the page
@@ -12,8 +13,13 @@ it.  Every number is measured in a fresh process, on the same files.
 * The memory is that of ``diagnose`` and of all its children, at its peak.
 * ``CPU s`` is what ``diagnose`` takes of all processors, which tells more than
   seconds where a machine is busy with other work, too.
-* Slopes are the exponents of these, and of the time of the page, over ranks: 1
-  is linear.
+* Slopes are the exponents of these, over ranks and over the size of the files,
+  and of the time of the page, over ranks: 1 is linear.  Each dump lists all
+  ranks, so that files grow a little faster than ranks.
+
+A machine that is slower after some minutes of work than before makes any
+slope look steep.  ``--back`` measures all sizes upwards and then downwards
+again, and takes the mean of both, so that such a drift cancels.
 
 ``--torchfrtrace RANKS`` compares with torch's own tool up to so many ranks (how
 many times faster we are, is that of seconds of processors),
@@ -25,9 +31,13 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 import tempfile
 
+from itertools import pairwise
 from pathlib import Path
+from statistics import mean
+from typing import NamedTuple
 
 from large_job import culprit_of, write_dumps
 from measured import Measured, best_of, slope
@@ -106,9 +116,21 @@ assert len(dumps) == int(sys.argv[2]) and not dumps.problems, dumps.problems
 
 HEADS = (
     *("ranks", "GB", *(f"{name} s" for name in STEPS)),
-    *("CPU s", "slope", "report slope", "peak MB", "kB/rank", "report MB"),
+    *("CPU s", "slope", "slope by GB", "report slope"),
+    *("peak MB", "kB/rank", "report MB"),
     *("frtrace s", "faster", "Ray s"),
 )
+
+
+class Job(NamedTuple):
+    """
+    Dumps of a job, and what every step took in each round.
+    """
+
+    ranks: int
+    folder: str
+    size_mb: float
+    rounds: list[dict[str, Measured]]
 
 
 def main() -> None:
@@ -116,20 +138,26 @@ def main() -> None:
     Print a table.
     """
     options = parse_options()
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        jobs = [write_job(folder, ranks, options) for ranks in options.ranks]
+        for job in jobs + (jobs[::-1] if options.back else []):
+            job.rounds.append(measure_all(job, options))
+            print(f"{job.ranks:,} ranks: {job.rounds[-1]}", file=sys.stderr)
     print(*(f"{head:>12}" for head in HEADS))
-    last: dict[str, Measured] = {}
-    last_ranks = 0
-    for ranks in options.ranks:
-        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
-            size = write_dumps(
-                Path(folder),
-                ranks,
-                entries=options.entries,
-                uneven=options.uneven,
-            )
-            got = measure_all(folder, ranks, options)
-        print_row(ranks, size, got, last_ranks, last)
-        last, last_ranks = got, ranks
+    for before, now in pairwise([None, *jobs]):
+        print_row(before, now)
+
+
+def write_job(folder: str, ranks: int, options: argparse.Namespace) -> Job:
+    """
+    Write the dumps of so many ranks.
+    """
+    place = Path(folder, str(ranks))
+    place.mkdir()
+    size_mb = write_dumps(
+        place, ranks, entries=options.entries, uneven=options.uneven
+    )
+    return Job(ranks, str(place), size_mb, [])
 
 
 def parse_options() -> argparse.Namespace:
@@ -145,6 +173,7 @@ def parse_options() -> argparse.Namespace:
     )
     parser.add_argument("--entries", type=int, default=2000)
     parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--back", action="store_true")
     parser.add_argument("--folder", help="where dumps are put for a while")
     parser.add_argument("--torchfrtrace", type=int, default=0, metavar="RANKS")
     parser.add_argument("--ray", action="store_true")
@@ -152,60 +181,60 @@ def parse_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure_all(
-    folder: str, ranks: int, options: argparse.Namespace
-) -> dict[str, Measured]:
+def measure_all(job: Job, options: argparse.Namespace) -> dict[str, Measured]:
     """
     What every step takes.
     """
     programs = {name: STEPS[name] for name in options.steps}
-    if ranks <= options.torchfrtrace:
+    if job.ranks <= options.torchfrtrace:
         programs["torch"] = TORCH
     if options.ray:
         programs["Ray"] = RAY
+    known = job.folder, job.ranks, culprit_of(job.ranks)
     return {
-        name: best_of(
-            options.repeat, program, folder, ranks, culprit_of(ranks)
-        )
+        name: best_of(options.repeat, program, *known)
         for name, program in programs.items()
     }
 
 
-def print_row(
-    ranks: int,
-    size: float,
-    got: dict[str, Measured],
-    last_ranks: int,
-    last: dict[str, Measured],
-) -> None:
+def took(job: Job | None, step: str) -> Measured:
+    """
+    The mean of what a step took in all rounds, and the most memory.
+    """
+    rounds = [r[step] for r in job.rounds if step in r] if job else []
+    if not rounds:
+        return Measured(math.nan, math.nan)
+
+    seconds, peak_mb, cpu_s, tree_mb = zip(*rounds, strict=True)
+    return Measured(mean(seconds), max(peak_mb), mean(cpu_s), max(tree_mb))
+
+
+def print_row(before: Job | None, now: Job) -> None:
     """
     Print what one size took, beside the size before.
     """
-    nothing = Measured(math.nan, math.nan)
-    now = {name: got.get(name, nothing) for name in (*STEPS, "torch", "Ray")}
-    memory = now["diagnose"].tree_mb
-    before = last.get("diagnose", nothing).tree_mb
-    more = 1000 * (memory - before) / (ranks - last_ranks)
-    torch = now["torch"].cpu_s / now["diagnose"].cpu_s
-    slopes = [
-        slope((last_ranks, a), (ranks, b)) if last else math.nan
-        for a, b in (
-            (last.get("diagnose", nothing).cpu_s, now["diagnose"].cpu_s),
-            (last.get("report", nothing).seconds, now["report"].seconds),
-        )
-    ]
+    whole, page = took(now, "diagnose"), took(now, "report")
+    smaller, smaller_page = took(before, "diagnose"), took(before, "report")
+    ranks, size_mb = (before.ranks, before.size_mb) if before else (1, 1.0)
+    slopes = (
+        slope((ranks, smaller.cpu_s), (now.ranks, whole.cpu_s)),
+        slope((size_mb, smaller.cpu_s), (now.size_mb, whole.cpu_s)),
+        slope((ranks, smaller_page.seconds), (now.ranks, page.seconds)),
+    )
+    more = 1000 * (whole.tree_mb - smaller.tree_mb) / (now.ranks - ranks)
+    torch = took(now, "torch")
     print(
-        f"{ranks:12,}",
-        f"{size / 1000:12.2f}",
-        *(f"{now[name].seconds:12.2f}" for name in STEPS),
-        f"{now['diagnose'].cpu_s:12.2f}",
+        f"{now.ranks:12,}",
+        f"{now.size_mb / 1000:12.2f}",
+        *(f"{took(now, name).seconds:12.2f}" for name in STEPS),
+        f"{whole.cpu_s:12.2f}",
         *(f"{s:12.2f}" for s in slopes),
-        f"{memory:12.0f}",
+        f"{whole.tree_mb:12.0f}",
         f"{more:12.0f}",
-        f"{now['report'].tree_mb:12.0f}",
-        f"{now['torch'].seconds:12.1f}",
-        f"{torch:12.1f}",
-        f"{now['Ray'].seconds:12.2f}",
+        f"{page.tree_mb:12.0f}",
+        f"{torch.seconds:12.1f}",
+        f"{torch.cpu_s / whole.cpu_s:12.1f}",
+        f"{took(now, 'Ray').seconds:12.2f}",
         flush=True,
     )
 

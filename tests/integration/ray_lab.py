@@ -5,15 +5,18 @@ Nodes of Ray clusters on this machine, as our own children.
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
 
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from .living import free_ports
+import pytest
+
+from .living import end, free_ports, having, wait_until
 
 
 def free_address() -> str:
@@ -66,3 +69,33 @@ def answers(address: str) -> bool:
     with suppress(OSError), socket.create_connection((host, int(port)), 1):
         return True
     return False
+
+
+@contextmanager
+def two_nodes(folder: Path) -> Iterator[str]:
+    """
+    A cluster whose nodes ``"head"`` and ``"other"`` have folders of their own
+    for the sockets of the debugger; its address.
+    """
+    pytest.importorskip("ray")
+    address = free_address()
+    (folder / "ray").mkdir()
+    nodes = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")
+        patch.setenv("HOME", str(folder))
+        patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+        try:
+            for name, ip in (("head", "127.0.0.1"), ("other", "127.0.0.2")):
+                sockets = {"DISTDEBUG_DIR": str(folder / f"r.{name}")}
+                environ = {**os.environ, "DISTDEBUG": "1", **sockets}
+                nodes.append(
+                    start_node(folder / "ray", name, address, ip, environ)
+                )
+                wait_until(lambda: answers(address))
+            yield address
+        finally:
+            for node in nodes:
+                node.kill()
+                node.wait(30)
+            end(having(f"{folder}/ray/"))

@@ -28,7 +28,7 @@ from distdebug.debugger.client import there
 from distdebug.errors import DebuggerError, NodesError
 
 from .living import end, free_ports, having, wait_until
-from .ray_lab import answers, free_address, start_node
+from .ray_lab import two_nodes
 from .slurm_lab import slurm_lab
 
 
@@ -349,16 +349,7 @@ class TestRay:
         """
         Two nodes, and actors on both; the address.
         """
-        pytest.importorskip("ray")
-        address = free_address()
-        (folder / "ray").mkdir()
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("RAY_AUTH_MODE", "disabled")
-            patch.setenv("HOME", str(folder))
-            patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-            nodes = [self.start(folder, "head", address, "127.0.0.1")]
-            wait_until(lambda: answers(address))
-            nodes.append(self.start(folder, "other", address, "127.0.0.2"))
+        with two_nodes(folder) as address:
             (folder / "actors.py").write_text(ACTORS)
             driver = subprocess.Popen(
                 [sys.executable, str(folder / "actors.py"), address],
@@ -367,19 +358,8 @@ class TestRay:
                 start_new_session=True,
             )
             yield address
-            for process in (driver, *nodes):
-                process.kill()
-                process.wait(30)
-            end(having(f"{folder}/ray/"))
-
-    @staticmethod
-    def start(folder, name, address, ip):
-        """
-        Start a node whose actors listen in a folder of its own.
-        """
-        sockets = {"DISTDEBUG": "1", "DISTDEBUG_DIR": f"{folder}/r.{name}"}
-        environ = {**os.environ, **sockets}
-        return start_node(folder / "ray", name, address, ip, environ)
+            driver.kill()
+            driver.wait(30)
 
     def test_session(self, cluster):
         """
