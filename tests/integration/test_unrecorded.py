@@ -78,6 +78,19 @@ def test_unrecorded(hang, call):
         assert (0, 1, 2) == found.victims
 
 
+def test_own_lock(hang):
+    """
+    If all ranks hang on their own, their line is told, though nobody waits
+    for anybody.
+    """
+    for found in hang("lock"):
+        assert (Cause.LOCK_DEADLOCK, (0, 1, 2, 3)) == (
+            found.verdict.cause,
+            found.verdict.ranks,
+        )
+        assert "count" == found.verdict.location.function
+
+
 def test_lock(hang):
     """
     Who waits for others that want the lock which it holds is at fault.

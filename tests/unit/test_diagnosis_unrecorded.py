@@ -29,6 +29,14 @@ QUEUE = (
     ("get", "/usr/lib/python3.11/queue.py", 171),
     ("main", "train.py", 36),
 )
+LOCK = (
+    ("acquire", "/usr/lib/python3.11/threading.py", 180),
+    ("refresh", "train.py", 44),
+)
+SAVING = (
+    ("save", "torch/serialization.py", 966),
+    ("checkpoint", "train.py", 88),
+)
 COMPUTING = (("weigh", "train.py", 90),)
 TIMED_OUT = (
     "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/"
@@ -120,6 +128,33 @@ def test_nobody_waits(job):
     assert (Cause.HEALTHY, "possible") == (verdict.cause, verdict.confidence)
     assert "no call is on record for 20 s" in verdict.summary
     assert "distdebug stacks" in verdict.remedy
+
+
+def test_all_locked(job):
+    """
+    Where all ranks wait for something of their own that healthy jobs do not
+    wait for so long, that is told, although nobody waits for others.
+    """
+    verdict = job([LOCK] * 4, 20).verdict
+
+    assert (Cause.LOCK_DEADLOCK, (0, 1, 2, 3)) == (
+        verdict.cause,
+        verdict.ranks,
+    )
+    assert "possible" == verdict.confidence
+    assert "refresh" == verdict.location.function
+    assert "no call is on record for 20 s" in verdict.summary
+
+
+def test_all_pause(job):
+    """
+    Where all ranks do what takes healthy jobs long, the job may be healthy,
+    and it is told what they do.
+    """
+    verdict = job([SAVING] * 4, 20).verdict
+
+    assert (Cause.HEALTHY, "possible") == (verdict.cause, verdict.confidence)
+    assert "in checkpoint (train.py:88)" in verdict.summary
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,9 @@ from ..ranks import ranks_text
 from ..stacks.model import ProcessStacks
 from ..waits import Wait
 from .deaths import quote_error
-from .from_stacks import WAITS, diagnose_stacks
+from .from_stacks import WAITS
 from .hosts import ALIVE, HostView
+from .silence import explain_silence
 
 
 __all__ = ["call_for", "is_about", "look_again", "without_waiting"]
@@ -79,42 +80,10 @@ def look_again(
     if not seconds:
         return diagnosis
 
-    told = f"no call is on record for {seconds:.0f} s, longer than ever before"
-    seen = diagnose_stacks(_of_ranks(dumps, stacks))
-    verdict = seen.verdict
     is_waiting = any(v.cause in WAITS for v in views.values())
-    if not is_waiting or verdict.cause.is_fine or not seen.findings:
-        healthy = attrs.evolve(
-            diagnosis.verdict,
-            summary=f"{diagnosis.verdict.summary}; but {told}",
-            confidence="possible",
-            remedy="if it hangs, look at its stacks (distdebug stacks): not "
-            "all calls are recorded on Gloo",
-        )
-        return attrs.evolve(diagnosis, verdict=healthy)
-
-    verdict = attrs.evolve(verdict, summary=f"{verdict.summary}; {told}")
-    return attrs.evolve(
-        diagnosis,
-        verdict=verdict,
-        findings=(verdict, *seen.findings[1:]),
-        victims=seen.victims,
+    return explain_silence(
+        diagnosis, dumps, stacks, seconds=seconds, is_waiting=is_waiting
     )
-
-
-def _of_ranks(
-    dumps: Dumps, stacks: Sequence[ProcessStacks]
-) -> Sequence[ProcessStacks]:
-    """
-    The ranks and their children, where side-cars tell which these are.
-    """
-    pids = {(s.host, s.pid) for s in dumps.sidecars.values()}
-    own = [
-        p
-        for p in stacks
-        if not pids.isdisjoint({(p.host, p.pid), (p.host, p.parent_pid)})
-    ]
-    return own or stacks
 
 
 def _find_failed(

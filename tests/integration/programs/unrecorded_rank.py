@@ -8,6 +8,7 @@ import fcntl
 import os
 import queue
 import sys
+import threading
 import time
 
 from pathlib import Path
@@ -23,6 +24,15 @@ def fetch():
     Wait for a batch that nobody brings.
     """
     return queue.Queue().get()
+
+
+def count():
+    """
+    Wait for a lock that this rank holds itself.
+    """
+    lock = threading.Lock()
+    with lock, lock:
+        pass
 
 
 def meet(call, rank):
@@ -62,6 +72,8 @@ if __name__ == "__main__":
     print("ready", flush=True)
     if CALL == "flock":
         refresh(RANK, STORE)
+    if CALL == "lock":
+        count()
     if RANK == 3:
         fetch()
     meet(CALL, RANK)
