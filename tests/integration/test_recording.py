@@ -15,7 +15,6 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 
 from distdebug.debugger import connect
@@ -507,18 +506,12 @@ def test_loads_nothing(tmp_path):
         (dumped,) = request_dumps(folder / "dumps")
         with connect(folder / "s", timeout_s=20) as client:
             client.stack()
-        wait_for(
-            lambda: list(folder.glob("hangs/REPORT.txt")), seconds=PATIENCE_S
-        )
-        wait_for(
-            lambda: not psutil.Process(rank.pid).children(),
-            seconds=PATIENCE_S,
-        )
+        printed = rank.stdout.readline()
         rank.terminate()
-        printed = rank.stdout.read()
+        printed += rank.stdout.read()
     finally:
         end(rank)
         shutil.rmtree(folder)
 
     assert "dumped" == dumped.status
-    assert "" == printed
+    assert "told True\n" == printed

@@ -1,9 +1,10 @@
 """
-A rank with everything of ours in it, which prints what our threads import.
+A rank with everything of ours in it, which prints what our threads import, and
+when it is told of a hang.
 
 Usage: quiet_rank.py FOLDER
 
-The only healthy step that is slow ends when somebody writes a line.
+It waits for a lock that it holds itself.
 """
 
 from __future__ import annotations
@@ -32,10 +33,18 @@ class Finder:
             print(threading.current_thread().name, name, flush=True)
 
 
+def tell(hang):
+    """
+    Say that a hang was told, after its text was made.
+    """
+    print("told", bool(str(hang)), flush=True)
+
+
 def main(folder):
     """
-    Do a step that is slow.
+    Do a step that never ends.
     """
+    lock = threading.Lock()
     distdebug.enable_flight_recorder(dump_dir=folder / "dumps")
     distdebug.arm(dir=folder / "s")
     dist.init_process_group(
@@ -47,13 +56,14 @@ def main(folder):
         output_dir=folder / "hangs",
         progress_files=[folder],
         sense=lambda: 1,
-        on_hang=print,
+        on_hang=tell,
         floor_s=0.2,
         start_s=0.2,
         poll_s=0.05,
     ):
         print("ready", flush=True)
-        sys.stdin.readline()
+        with lock, lock:
+            pass
 
 
 if __name__ == "__main__":
