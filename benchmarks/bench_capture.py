@@ -29,8 +29,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from distdebug.capture.node import capture_node
-from distdebug.capture.tool import find_tool
+from distdebug.capture import capture_node, find_tool
 from measured import slope
 
 

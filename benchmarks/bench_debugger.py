@@ -19,8 +19,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from distdebug.debugger import DebugClient, connect
-from distdebug.debugger.client.showing import listing_text
+from distdebug.debugger import DebugClient, connect, listing_text
 from measured import slope
 
 

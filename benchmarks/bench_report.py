@@ -33,20 +33,22 @@ from pathlib import Path
 import attrs
 import numpy as np
 
-from distdebug.diagnosis.seen import Seen
+from distdebug.diagnosis import Seen
 from distdebug.findings import Diagnosis
-from distdebug.flight_recorder.analysis.analyze import analyze_dumps
-from distdebug.flight_recorder.columns import (
+from distdebug.flight_recorder import (
     COMPLETED,
-    SCHEDULED,
     Dumps,
+    RankDump,
+    analyze_dumps,
+    entry_rows,
+)
+from distdebug.flight_recorder.columns import (
+    SCHEDULED,
     Entries,
     GroupConfig,
-    RankDump,
     Shape,
 )
-from distdebug.flight_recorder.tables import entry_rows
-from distdebug.report.page import report_html
+from distdebug.report import report_html
 from distdebug.report.sections.graph import graph_section
 from distdebug.report.sections.matrix import matrix_section
 from distdebug.testing import SimulatedJob, make_dumps

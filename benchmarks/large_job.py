@@ -25,8 +25,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from distdebug.testing import SimulatedGroup, SimulatedJob
-from distdebug.testing.dumps import plain_dump
+from distdebug.testing import SimulatedGroup, SimulatedJob, plain_dump
 from distdebug.testing.torch_pickle import torch_pickle
 
 

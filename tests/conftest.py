@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
-from distdebug.flight_recorder.columns import Dumps, Frame
+from distdebug.flight_recorder import DumpFile, Dumps, Frame, Sidecar
 from distdebug.flight_recorder.reading.assemble import Tables
 from distdebug.flight_recorder.reading.decode import pack
 from distdebug.flight_recorder.reading.extract import frames_of, tabulate
-from distdebug.flight_recorder.reading.files import DumpFile, FileName
+from distdebug.flight_recorder.reading.files import FileName
 from distdebug.flight_recorder.reading.header import describe
-from distdebug.flight_recorder.sidecar import Sidecar
 from distdebug.testing import SimulatedJob, plain_dump
 
 

@@ -18,7 +18,7 @@ from typing import Self
 import psutil
 
 from distdebug.debugger import connect
-from distdebug.processes.offers import ROOT, folder_name
+from distdebug.processes import ROOT, folder_name
 
 
 PROGRAM = Path(__file__).with_name("soak_rank.py")

@@ -36,10 +36,9 @@ from distdebug.diagnosis import collect
 from distdebug.flight_recorder.enable import disable_flight_recorder
 from distdebug.nsight.patch import application
 from distdebug.nsight.reports.model import NsysReport
-from distdebug.stacks.parse import parse_stacks
+from distdebug.stacks import parse_stacks
 from distdebug.testing import SimulatedJob, make_dumps
-from distdebug.watching.hang import HangReason
-from distdebug.watching.hooks import command_hook, webhook_hook
+from distdebug.watching import HangReason, command_hook, webhook_hook
 
 
 DATA = Path(__file__).parents[1] / "data"

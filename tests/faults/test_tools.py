@@ -13,8 +13,7 @@ import pytest
 
 import distdebug
 
-from distdebug.nodes import slurm
-from distdebug.nodes.slurm import Slurm
+from distdebug.nodes import Slurm, slurm
 
 from .checking import goes_on, inventory, left_over, objection, outcome
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from distdebug.capture.attaching.native import capture_native
-from distdebug.processes.state import read_state
+from distdebug.processes import read_state
 
 
 PROGRAMS = Path(__file__).parent / "programs"

@@ -25,8 +25,8 @@ from typing import NamedTuple
 import psutil
 import pytest
 
-from distdebug.capture.tool import find_tool
-from distdebug.processes.state import read_state
+from distdebug.capture import find_tool
+from distdebug.processes import read_state
 
 from .living import wait_until
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.capture.node import capture_node
+from distdebug.capture import capture_node
 
 
 pytestmark = [

@@ -20,10 +20,10 @@ import pytest
 import distdebug
 
 from distdebug import Cause, diagnose
+from distdebug.bundle import keep_debug_server
 from distdebug.bundle.debug_server import keep as server_module
-from distdebug.bundle.debug_server.keep import keep_debug_server
-from distdebug.flight_recorder.read import read_dumps
-from distdebug.stacks.parse import read_stacks
+from distdebug.flight_recorder import read_dumps
+from distdebug.stacks import read_stacks
 
 from .living import free_ports
 

@@ -19,9 +19,7 @@ import pytest
 
 import distdebug
 
-from distdebug.debugger import connect
-from distdebug.debugger.client.unprepared import arm_process
-from distdebug.debugger.environment import job_environment
+from distdebug.debugger import arm_process, connect, job_environment
 from distdebug.errors import DebuggerError
 
 from .living import end_all

@@ -18,9 +18,8 @@ import pytest
 
 import distdebug
 
-from distdebug.debugger import connect
+from distdebug.debugger import connect, job_environment
 from distdebug.debugger.client import lending
-from distdebug.debugger.environment import job_environment
 from distdebug.errors import DebuggerError
 
 

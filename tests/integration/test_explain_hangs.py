@@ -19,10 +19,9 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.capture.node import capture_node
+from distdebug.capture import capture_node
 from distdebug.findings import Cause, Finding
-from distdebug.stacks.explain import explain_stacks
-from distdebug.stacks.model import ProcessStacks
+from distdebug.stacks import ProcessStacks, explain_stacks
 
 
 pytestmark = [

@@ -12,8 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from distdebug.processes.expected import missing_ranks
-from distdebug.processes.find import find_workers
+from distdebug.processes import find_workers, missing_ranks
 from distdebug.processes.worker import worker_of
 
 from .living import free_ports, wait_for

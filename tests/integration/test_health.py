@@ -20,13 +20,15 @@ import psutil
 import pytest
 
 from distdebug.findings import Cause
+from distdebug.health import (
+    check_environment,
+    check_node,
+    read_interfaces,
+    read_kernel_log,
+)
 from distdebug.health.blocked import read_blocked
-from distdebug.health.environment import check_environment
-from distdebug.health.kernel.log import read_kernel_log
 from distdebug.health.memory.judge import judge_memory
 from distdebug.health.memory.read import read_memory
-from distdebug.health.network.interfaces import read_interfaces
-from distdebug.health.node import check_node
 from distdebug.health.ray_node.judge import judge_ray
 from distdebug.health.ray_node.read import read_ray
 

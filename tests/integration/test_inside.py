@@ -16,7 +16,7 @@ import pytest
 
 from distdebug.capture.asking.inside import ask_process
 from distdebug.capture.model import CaptureStatus
-from distdebug.processes.state import read_state
+from distdebug.processes import read_state
 
 from .living import wait_for
 

@@ -25,12 +25,11 @@ import distdebug
 
 from distdebug import analyze_dumps
 from distdebug.bundle.manifest import read_manifest
-from distdebug.diagnosis.everywhere import snapshot_everywhere
+from distdebug.diagnosis import snapshot_everywhere
 from distdebug.errors import NodesError
 from distdebug.findings import Cause
-from distdebug.nodes.ray import Ray
+from distdebug.nodes import Ray, run_on_nodes
 from distdebug.nodes.ray_executor import RayExecutor
-from distdebug.nodes.run import run_on_nodes
 from distdebug.testing import SimulatedJob, make_dumps
 
 from .living import end_all, having, wait_until

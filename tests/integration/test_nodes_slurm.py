@@ -16,12 +16,10 @@ import psutil
 import pytest
 
 from distdebug.bundle.manifest import read_manifest
-from distdebug.diagnosis import everywhere
-from distdebug.diagnosis.everywhere import snapshot_everywhere
+from distdebug.diagnosis import everywhere, snapshot_everywhere
 from distdebug.errors import NodesError
 from distdebug.findings import Cause
-from distdebug.nodes.run import run_on_nodes
-from distdebug.nodes.slurm import Slurm
+from distdebug.nodes import Slurm, run_on_nodes
 
 from .living import wait_until
 from .slurm_lab import slurm_lab

@@ -24,17 +24,20 @@ import psutil
 import pytest
 
 from distdebug.findings import Cause
-from distdebug.nsight.doctor import check_nsys
+from distdebug.nsight import (
+    check_nsys,
+    collect_nsys_reports,
+    find_nsys_reports,
+    patch_ray_nsight,
+    ray_nsight_status,
+    summarize_report,
+)
 from distdebug.nsight.installed import find_nsys, known_switches, nsys_version
 from distdebug.nsight.options.command import base_switches
 from distdebug.nsight.options.steps import StepRange
 from distdebug.nsight.options.switches import check_switches
 from distdebug.nsight.orphans import find_orphans
-from distdebug.nsight.patch.change import patch_ray_nsight, ray_nsight_status
 from distdebug.nsight.raylet_log import nsight_log_findings
-from distdebug.nsight.reports.collect import collect_nsys_reports
-from distdebug.nsight.reports.find import find_nsys_reports
-from distdebug.nsight.reports.summarize import summarize_report
 
 from .living import wait_until
 

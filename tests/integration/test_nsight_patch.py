@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.nsight.patch.change import (
+from distdebug.nsight import (
     patch_ray_nsight,
     ray_nsight_status,
     revert_ray_nsight,

@@ -23,9 +23,11 @@ import pytest
 
 import distdebug
 
-from distdebug.debugger.ray_debugger.checking import check_ray_debugger
-from distdebug.debugger.ray_debugger.launch import launch_json
-from distdebug.debugger.ray_debugger.sessions import ray_debug_sessions
+from distdebug.debugger import (
+    check_ray_debugger,
+    launch_json,
+    ray_debug_sessions,
+)
 from distdebug.errors import NodesError
 
 from .living import end_all

@@ -10,13 +10,20 @@ import shutil
 import pytest
 
 from distdebug.findings import Cause
-from distdebug.raylogs.deaths import death_findings, death_of, find_deaths
-from distdebug.raylogs.driver import map_origins, read_driver_log
-from distdebug.raylogs.find import find_actor_logs
-from distdebug.raylogs.sessions import find_ray_sessions
-from distdebug.raylogs.system import last_activity, system_logs
-from distdebug.raylogs.tails import read_parts, read_tail
-from distdebug.raylogs.workers import worker_logs
+from distdebug.raylogs import (
+    death_findings,
+    death_of,
+    find_actor_logs,
+    find_deaths,
+    find_ray_sessions,
+    last_activity,
+    map_origins,
+    read_driver_log,
+    read_parts,
+    read_tail,
+    system_logs,
+    worker_logs,
+)
 
 
 # Now and then, the cluster has to be started and to die three times.

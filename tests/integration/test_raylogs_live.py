@@ -14,12 +14,16 @@ from pathlib import Path
 import pytest
 
 from distdebug.errors import NodesError
-from distdebug.raylogs.find import find_actor_logs
-from distdebug.raylogs.following import follow_lines
-from distdebug.raylogs.live import ask_live_actors, with_live
-from distdebug.raylogs.sessions import find_ray_sessions
-from distdebug.raylogs.system import last_activity
-from distdebug.raylogs.tails import read_parts, read_tail
+from distdebug.raylogs import (
+    ask_live_actors,
+    find_actor_logs,
+    find_ray_sessions,
+    follow_lines,
+    last_activity,
+    read_parts,
+    read_tail,
+    with_live,
+)
 
 from .living import wait_until
 

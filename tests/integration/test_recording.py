@@ -20,7 +20,7 @@ import pytest
 from distdebug.debugger import connect
 from distdebug.diagnosis import diagnose
 from distdebug.findings import Cause
-from distdebug.flight_recorder.request import request_dumps
+from distdebug.flight_recorder import request_dumps
 
 from .living import wait_for
 

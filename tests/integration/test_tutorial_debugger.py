@@ -18,8 +18,7 @@ import pytest
 
 import distdebug
 
-from distdebug.debugger import connect
-from distdebug.debugger.client.shell import run_shell
+from distdebug.debugger import connect, run_shell
 from distdebug.errors import DebuggerError
 
 

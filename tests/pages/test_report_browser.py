@@ -19,18 +19,18 @@ import pytest
 import bench_report
 
 from distdebug import diagnose
-from distdebug.diagnosis.seen import Seen
-from distdebug.flight_recorder.analysis.analyze import analyze_dumps
+from distdebug.diagnosis import Seen
+from distdebug.flight_recorder import analyze_dumps
 from distdebug.report import write_report
-from distdebug.stacks.export import to_collapsed
-from distdebug.stacks.merge import merge_stacks
-from distdebug.stacks.model import (
+from distdebug.stacks import (
     GpuKernel,
     ProcessStacks,
     StackFrame,
     ThreadStack,
+    merge_stacks,
+    stacks_to_json,
+    to_collapsed,
 )
-from distdebug.stacks.write import stacks_to_json
 from distdebug.testing import SimulatedJob, make_dumps
 
 

@@ -18,8 +18,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from distdebug.findings import Cause
-from distdebug.flight_recorder.analysis.analyze import analyze_dumps
-from distdebug.flight_recorder.read import read_dumps
+from distdebug.flight_recorder import analyze_dumps, read_dumps
 from distdebug.testing import SimulatedJob, make_dumps
 
 

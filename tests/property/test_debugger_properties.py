@@ -10,15 +10,11 @@ import string
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from distdebug.debugger import Listing, listing_text, parse_command
 from distdebug.debugger.client.answers import Output, merge_outputs
-from distdebug.debugger.client.commands import SHORT, WORDS, parse_command
-from distdebug.debugger.client.model import (
-    Listing,
-    Process,
-    Session,
-    plain_text,
-)
-from distdebug.debugger.client.showing import listing_text, news_text
+from distdebug.debugger.client.commands import SHORT, WORDS
+from distdebug.debugger.client.model import Process, Session, plain_text
+from distdebug.debugger.client.showing import news_text
 from distdebug.debugger.client.talking import meant_for_all
 from distdebug.debugger.selecting import is_selected
 from distdebug.debugger.wire import Feed, pack

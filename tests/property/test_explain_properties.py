@@ -12,18 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distdebug.findings import Cause
-from distdebug.stacks.explain import (
-    explain_process,
-    explain_stacks,
-)
-from distdebug.stacks.model import (
+from distdebug.stacks import (
     GpuKernel,
     ProcessStacks,
     StackFrame,
     SystemCall,
     ThreadActivity,
     ThreadStack,
+    explain_stacks,
 )
+from distdebug.stacks.explain import explain_process
 
 
 C10D = "torch/distributed/distributed_c10d.py"

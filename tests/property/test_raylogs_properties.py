@@ -11,12 +11,15 @@ from tempfile import TemporaryDirectory
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distdebug.raylogs import tails
-from distdebug.raylogs.following import follow_lines
-from distdebug.raylogs.listing import taken_apart
-from distdebug.raylogs.sessions import open_ray_session
-from distdebug.raylogs.tails import read_parts, read_tail
-from distdebug.raylogs.workers import worker_logs
+from distdebug.raylogs import (
+    follow_lines,
+    open_ray_session,
+    read_parts,
+    read_tail,
+    tails,
+    taken_apart,
+    worker_logs,
+)
 
 
 JUNK = st.one_of(

@@ -12,17 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distdebug.stacks.merge import merge_stacks
-from distdebug.stacks.model import (
+from distdebug.stacks import (
     GpuKernel,
     ProcessStacks,
     StackFrame,
     SystemCall,
     ThreadActivity,
     ThreadStack,
+    merge_stacks,
+    parse_stacks,
+    stacks_to_json,
+    stacks_to_text,
 )
-from distdebug.stacks.parse import parse_stacks
-from distdebug.stacks.write import stacks_to_json, stacks_to_text
 
 
 SAMPLES = sorted((Path(__file__).parents[1] / "data" / "stacks").iterdir())

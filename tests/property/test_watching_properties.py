@@ -7,7 +7,7 @@ from __future__ import annotations
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from distdebug.watching.progress import ProgressSensor
+from distdebug.watching import ProgressSensor
 
 
 gaps = st.lists(st.integers(1, 10_000), min_size=2, max_size=50)

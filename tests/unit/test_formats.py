@@ -18,14 +18,13 @@ import pytest
 
 import distdebug
 
-from distdebug.bundle.manifest import parse_manifest, read_manifest
-from distdebug.bundle.parts import read_parts
+from distdebug.bundle import parse_manifest, read_parts
+from distdebug.bundle.manifest import read_manifest
 from distdebug.debugger import connect
 from distdebug.diagnosis import diagnose
 from distdebug.errors import BundleError
 from distdebug.findings import Cause
-from distdebug.flight_recorder.read import read_dumps
-from distdebug.flight_recorder.sidecar import read_sidecar
+from distdebug.flight_recorder import read_dumps, read_sidecar
 from distdebug.testing import SimulatedJob, make_dumps
 
 

@@ -10,30 +10,28 @@ import re
 import pytest
 
 from distdebug._lines import open_log
-from distdebug.bundle.manifest import parse_manifest
+from distdebug.bundle import parse_manifest
 from distdebug.debugger.client.reading import process_of, read_output
 from distdebug.errors import BundleError, MeshError, PatternError, RulesError
+from distdebug.flight_recorder import DumpFile
 from distdebug.flight_recorder.reading.assemble import Tables, UnusableError
 from distdebug.flight_recorder.reading.decode import pack
-from distdebug.flight_recorder.reading.files import DumpFile, FileName
+from distdebug.flight_recorder.reading.files import FileName
 from distdebug.health.memory.read import read_memory
 from distdebug.health.network.infiniband import read_ib_ports
 from distdebug.health.pressure import read_pressure
-from distdebug.logscan.collectives import read_collective_logs
-from distdebug.logscan.rules import load_rules as load_log_rules
-from distdebug.logscan.scan import scan_logs
+from distdebug.logscan import load_rules as load_log_rules
+from distdebug.logscan import read_collective_logs, scan_logs
 from distdebug.nodes.model import NodeStatus
 from distdebug.nodes.wire import ended_from_line
-from distdebug.nsight.options.patterns import match_worker
+from distdebug.nsight import match_worker
 from distdebug.nsight.reports.summarize import _rows
+from distdebug.processes import compile_patterns, whole_number
 from distdebug.processes.proc.maps import read_maps
-from distdebug.processes.proc.procfs import whole_number
-from distdebug.processes.roles.patterns import compile_patterns
 from distdebug.ranks import Mesh, parse_ranks
 from distdebug.raylogs.deaths.events import read_events
 from distdebug.stacks.rules import load_rules as load_stack_rules
-from distdebug.startup.books import load_book
-from distdebug.startup.detect import detect_phase
+from distdebug.startup import detect_phase, load_book
 
 
 def write(folder, **files):

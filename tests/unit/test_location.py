@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from distdebug.findings import Location
-from distdebug.flight_recorder.columns import Frame
+from distdebug.flight_recorder import Frame
 from distdebug.location import user_location
 
 

@@ -23,7 +23,8 @@ import pytest
 import distdebug
 
 from distdebug.__main__ import main
-from distdebug.bundle.manifest import MANIFEST, Manifest, NodeEntry
+from distdebug.bundle import Manifest, NodeEntry
+from distdebug.bundle.manifest import MANIFEST
 from distdebug.errors import ConfigError, DistdebugError
 from distdebug.findings import Missing
 from distdebug.report.about import about

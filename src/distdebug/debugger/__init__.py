@@ -4,61 +4,45 @@ What do many ranks hold right now, and how are they stopped and steered?
 What runs in the job is in ``inside``: a thread that answers on a Unix socket,
 and breakpoints that wait there instead of at a terminal.  Who asks is in
 ``client``.  Nothing of it uses the process groups of the job, or a TCP port.
-
-Importing this package loads neither; every name loads its module when it is
-first used.
 """
 
 from __future__ import annotations
 
-import sys
-
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .client.connecting import DebugClient, connect
-    from .inside.arming import arm, disarm
-    from .inside.breakpoints import set_trace
-    from .inside.crashes import post_mortem
-    from .inside.scopes import scope
-    from .launchers.on_monarch import monarch_setup
-    from .launchers.on_ray import ray_debugger_env, ray_debugger_setup
+    from .client.answers import Answers as Answers
+    from .client.choosing import choose as choose
+    from .client.commands import Command as Command
+    from .client.commands import parse_command as parse_command
+    from .client.connecting import DebugClient as DebugClient
+    from .client.connecting import connect as connect
+    from .client.editing import line_editing as line_editing
+    from .client.helping import help_text as help_text
+    from .client.here import choose_folder as choose_folder
+    from .client.here import job_text as job_text
+    from .client.model import Listing as Listing
+    from .client.obeying import obey as obey
+    from .client.shell import run_shell as run_shell
+    from .client.showing import listing_text as listing_text
+    from .client.unprepared import arm_process as arm_process
+    from .client.unprepared import how_to_arm as how_to_arm
+    from .client.unprepared import unarmed_workers as unarmed_workers
+    from .environment import job_environment as job_environment
+    from .inside.arming import arm as arm
+    from .inside.arming import disarm as disarm
+    from .inside.breakpoints import set_trace as set_trace
+    from .inside.crashes import post_mortem as post_mortem
+    from .inside.scopes import scope as scope
+    from .launchers.on_monarch import monarch_setup as monarch_setup
+    from .launchers.on_ray import ray_debugger_env as ray_debugger_env
+    from .launchers.on_ray import ray_debugger_setup as ray_debugger_setup
+    from .ray_debugger.checking import check_ray_debugger as check_ray_debugger
+    from .ray_debugger.launch import launch_json as launch_json
+    from .ray_debugger.launch import write_launch_json as write_launch_json
+    from .ray_debugger.model import RayDebugSession as RayDebugSession
+    from .ray_debugger.sessions import ray_debug_sessions as ray_debug_sessions
+else:
+    from .._lazy import lazy_names
 
-
-__all__ = [
-    "DebugClient",
-    "arm",
-    "connect",
-    "disarm",
-    "monarch_setup",
-    "post_mortem",
-    "ray_debugger_env",
-    "ray_debugger_setup",
-    "scope",
-    "set_trace",
-]
-
-_HOME = {
-    "DebugClient": "client.connecting",
-    "arm": "inside.arming",
-    "connect": "client.connecting",
-    "disarm": "inside.arming",
-    "monarch_setup": "launchers.on_monarch",
-    "post_mortem": "inside.crashes",
-    "ray_debugger_env": "launchers.on_ray",
-    "ray_debugger_setup": "launchers.on_ray",
-    "scope": "inside.scopes",
-    "set_trace": "inside.breakpoints",
-}
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        msg = f"module {__name__!r} has no attribute {name!r}"
-        raise AttributeError(msg)
-
-    from importlib import import_module
-
-    value: object = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    setattr(sys.modules[__name__], name, value)
-    return value
+    __getattr__, __dir__ = lazy_names(__name__)

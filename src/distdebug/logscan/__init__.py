@@ -7,20 +7,28 @@ rules, which are data, and to which users add their own.
 
 from __future__ import annotations
 
-from .model import Hit, LogGroup, ScanReport, TraceGroup
-from .pyerror import PyError, PyFrame
-from .rules import LogRule, load_rules
-from .scan import scan_logs
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .collectives.conclude import (
+        collective_findings as collective_findings,
+    )
+    from .collectives.gather import (
+        read_collective_logs as read_collective_logs,
+    )
+    from .collectives.logs import CollectiveLogs as CollectiveLogs
+    from .collectives.model import LogRecord as LogRecord
+    from .collectives.telling import rank_origins as rank_origins
+    from .model import Hit as Hit
+    from .model import LogGroup as LogGroup
+    from .model import ScanReport as ScanReport
+    from .model import TraceGroup as TraceGroup
+    from .pyerror import PyError as PyError
+    from .pyerror import PyFrame as PyFrame
+    from .rules import LogRule as LogRule
+    from .rules import load_rules as load_rules
+    from .scan import scan_logs as scan_logs
+else:
+    from .._lazy import lazy_names
 
-__all__ = [
-    "Hit",
-    "LogGroup",
-    "LogRule",
-    "PyError",
-    "PyFrame",
-    "ScanReport",
-    "TraceGroup",
-    "load_rules",
-    "scan_logs",
-]
+    __getattr__, __dir__ = lazy_names(__name__)

@@ -7,58 +7,43 @@ copies of the folders of several nodes.
 
 from __future__ import annotations
 
-from .deaths import Death, Deaths, death_findings, death_of, find_deaths
-from .driver import (
-    DriverLog,
-    DriverSource,
-    Failure,
-    OriginMatch,
-    driver_findings,
-    driver_lines,
-    find_driver_logs,
-    map_origins,
-    read_driver_log,
-)
-from .find import find_actor_logs
-from .following import follow_lines
-from .live import LiveCluster, ask_live_actors, with_live
-from .model import LogPart, RaySession, WorkerLog
-from .sessions import find_ray_sessions, open_ray_session
-from .system import Activity, SystemLog, last_activity, system_logs
-from .tails import read_parts, read_tail
-from .workers import worker_logs
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .deaths.find import find_deaths as find_deaths
+    from .deaths.match import death_of as death_of
+    from .deaths.model import Death as Death
+    from .deaths.model import Deaths as Deaths
+    from .deaths.report import death_findings as death_findings
+    from .driver.jobs import find_driver_logs as find_driver_logs
+    from .driver.model import DriverLog as DriverLog
+    from .driver.model import DriverSource as DriverSource
+    from .driver.model import Failure as Failure
+    from .driver.model import OriginMatch as OriginMatch
+    from .driver.origins import map_origins as map_origins
+    from .driver.read import driver_lines as driver_lines
+    from .driver.read import read_driver_log as read_driver_log
+    from .driver.report import driver_findings as driver_findings
+    from .find import find_actor_logs as find_actor_logs
+    from .following import follow_lines as follow_lines
+    from .listing import taken_apart as taken_apart
+    from .live import LiveCluster as LiveCluster
+    from .live import ask_live_actors as ask_live_actors
+    from .live import with_live as with_live
+    from .model import LogPart as LogPart
+    from .model import RaySession as RaySession
+    from .model import WorkerLog as WorkerLog
+    from .sessions import find_ray_sessions as find_ray_sessions
+    from .sessions import open_ray_session as open_ray_session
+    from .system import Activity as Activity
+    from .system import SystemLog as SystemLog
+    from .system import last_activity as last_activity
+    from .system import system_logs as system_logs
+    from .tails import read_parts as read_parts
+    from .tails import read_tail as read_tail
+    from .workers import worker_files as worker_files
+    from .workers import worker_logs as worker_logs
+else:
+    from .._lazy import lazy_names
 
-__all__ = [
-    "Activity",
-    "Death",
-    "Deaths",
-    "DriverLog",
-    "DriverSource",
-    "Failure",
-    "LiveCluster",
-    "LogPart",
-    "OriginMatch",
-    "RaySession",
-    "SystemLog",
-    "WorkerLog",
-    "ask_live_actors",
-    "death_findings",
-    "death_of",
-    "driver_findings",
-    "driver_lines",
-    "find_actor_logs",
-    "find_deaths",
-    "find_driver_logs",
-    "find_ray_sessions",
-    "follow_lines",
-    "last_activity",
-    "map_origins",
-    "open_ray_session",
-    "read_driver_log",
-    "read_parts",
-    "read_tail",
-    "system_logs",
-    "with_live",
-    "worker_logs",
-]
+    __getattr__, __dir__ = lazy_names(__name__)

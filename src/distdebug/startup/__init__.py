@@ -7,22 +7,21 @@ users can add to.
 
 from __future__ import annotations
 
-from .book import Book, Ending, Failure, Phase
-from .books import load_book, read_books
-from .detect import detect_phase
-from .model import Harmless, PhaseReport, PhaseState, Progress
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from .bars import Progress as Progress
+    from .book import Book as Book
+    from .book import Ending as Ending
+    from .book import Failure as Failure
+    from .book import Phase as Phase
+    from .books import load_book as load_book
+    from .books import read_books as read_books
+    from .detect import detect_phase as detect_phase
+    from .model import Harmless as Harmless
+    from .model import PhaseReport as PhaseReport
+    from .model import PhaseState as PhaseState
+else:
+    from .._lazy import lazy_names
 
-__all__ = [
-    "Book",
-    "Ending",
-    "Failure",
-    "Harmless",
-    "Phase",
-    "PhaseReport",
-    "PhaseState",
-    "Progress",
-    "detect_phase",
-    "load_book",
-    "read_books",
-]
+    __getattr__, __dir__ = lazy_names(__name__)

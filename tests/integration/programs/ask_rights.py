@@ -11,11 +11,11 @@ from __future__ import annotations
 import json
 import sys
 
+from distdebug.capture import find_tool, run_tool
 from distdebug.capture.attaching.native import capture_native
 from distdebug.capture.permission.hindrance import attach_hindrance
 from distdebug.capture.permission.status import explain_failure
-from distdebug.capture.tool import find_tool, run_tool
-from distdebug.processes.state import read_state
+from distdebug.processes import read_state
 
 
 def main() -> None:

@@ -16,8 +16,11 @@ from pathlib import Path
 import psutil
 import ray
 
-from distdebug.nsight.options.runtime_env import nsight_runtime_env
-from distdebug.nsight.patch.change import patch_ray_nsight, ray_nsight_status
+from distdebug.nsight import (
+    nsight_runtime_env,
+    patch_ray_nsight,
+    ray_nsight_status,
+)
 
 
 PYTHON = f"{sys.executable} -X nsight=kept"
@@ -43,7 +46,7 @@ class Worker:
         """
         Leave a range in the profile.
         """
-        from distdebug.nsight.inside.ranges import nvtx
+        from distdebug.nsight import nvtx
 
         with nvtx("a range of ours"):
             time.sleep(0.05)

@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 
-from distdebug.flight_recorder.enable import enable_flight_recorder
+from distdebug.flight_recorder import enable_flight_recorder
 
 
 def ready(*words):

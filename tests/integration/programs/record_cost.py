@@ -10,8 +10,10 @@ import sys
 import torch
 import torch.distributed as dist
 
-from distdebug.flight_recorder.dump import dump_flight_recorder
-from distdebug.flight_recorder.enable import enable_flight_recorder
+from distdebug.flight_recorder import (
+    dump_flight_recorder,
+    enable_flight_recorder,
+)
 
 
 enable_flight_recorder(dump_dir=sys.argv[1])

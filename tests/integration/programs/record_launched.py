@@ -7,7 +7,7 @@ Usage: record_launched.py DUMP_DIR
 import os
 import sys
 
-from distdebug.flight_recorder.enable import enable_flight_recorder
+from distdebug.flight_recorder import enable_flight_recorder
 
 
 name = "TORCH_NCCL_ASYNC_ERROR_HANDLING"

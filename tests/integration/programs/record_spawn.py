@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from distdebug.flight_recorder.enable import enable_flight_recorder
+from distdebug.flight_recorder import enable_flight_recorder
 
 
 def work(rank, dump_dir, store):

@@ -10,7 +10,7 @@ import sys
 import torch
 import torch.distributed as dist
 
-from distdebug.flight_recorder.enable import enable_flight_recorder
+from distdebug.flight_recorder import enable_flight_recorder
 
 
 def read_shard(path):

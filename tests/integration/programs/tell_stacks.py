@@ -12,10 +12,8 @@ import signal
 import sys
 import threading
 
-from distdebug.flight_recorder.enable import (
-    disable_flight_recorder,
-    enable_flight_recorder,
-)
+from distdebug.flight_recorder import enable_flight_recorder
+from distdebug.flight_recorder.enable import disable_flight_recorder
 from distdebug.flight_recorder.recording.stack_offer import _offers
 
 

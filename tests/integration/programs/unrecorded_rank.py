@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from distdebug.flight_recorder.enable import enable_flight_recorder
+from distdebug.flight_recorder import enable_flight_recorder
 
 
 def fetch():

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from distdebug.flight_recorder.sidecar import Sidecar, write_sidecar
+from distdebug.flight_recorder import Sidecar, write_sidecar
 from distdebug.testing import SimulatedJob, make_dumps
 
 

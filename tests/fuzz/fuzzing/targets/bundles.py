@@ -6,25 +6,22 @@ from __future__ import annotations
 
 import json
 
-from distdebug.bundle.debug_server.files import Told, keep_told
-from distdebug.bundle.debug_server.pages import read_addresses, read_page
-from distdebug.bundle.manifest import (
+from distdebug.bundle import (
     Manifest,
     NodeEntry,
-    read_manifest,
+    merge_manifests,
+    read_parts,
     write_manifest,
 )
+from distdebug.bundle.debug_server.files import Told, keep_told
+from distdebug.bundle.debug_server.pages import read_addresses, read_page
+from distdebug.bundle.manifest import read_manifest
 from distdebug.bundle.mark import run_in_mark
-from distdebug.bundle.parts import merge_manifests, read_parts
 from distdebug.diagnosis.logs.nodes import read_nodes
 from distdebug.diagnosis.logs.places import find_places
 from distdebug.errors import BundleError
 from distdebug.findings import Missing
-from distdebug.health.stored import (
-    environs_of,
-    judge_node_facts,
-    node_facts,
-)
+from distdebug.health import environs_of, judge_node_facts, node_facts
 from distdebug.nsight.reports.join import join_workers
 
 from ..places import file_of, folder_of

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import json
 
-from distdebug.debugger.client.commands import parse_command
-from distdebug.debugger.client.model import Listing, Process, Silent
+from distdebug.debugger import Listing, parse_command
+from distdebug.debugger.client.model import Process, Silent
 from distdebug.debugger.client.reading import (
     outputs_of,
     process_key,

@@ -17,13 +17,16 @@ from pathlib import Path
 from unittest.mock import patch
 
 from distdebug.errors import DumpError
-from distdebug.flight_recorder.analysis.analyze import analyze_dumps
-from distdebug.flight_recorder.columns import Dumps
+from distdebug.flight_recorder import (
+    DumpFile,
+    Dumps,
+    analyze_dumps,
+    read_sidecar,
+)
 from distdebug.flight_recorder.reading import decode
 from distdebug.flight_recorder.reading.assemble import Tables, parse_frames
 from distdebug.flight_recorder.reading.careful import load_plain
-from distdebug.flight_recorder.reading.files import DumpFile, FileName
-from distdebug.flight_recorder.sidecar import read_sidecar
+from distdebug.flight_recorder.reading.files import FileName
 from distdebug.testing import SimulatedJob, plain_dump
 from distdebug.testing.torch_pickle import torch_pickle
 

@@ -20,13 +20,17 @@ from distdebug.health.memory.judge import judge_memory
 from distdebug.health.memory.read import read_memory
 from distdebug.health.network.infiniband import read_ib_ports
 from distdebug.health.pressure import judge_pressure, read_pressure
-from distdebug.processes.environ import read_environ
-from distdebug.processes.find import find_workers
+from distdebug.processes import (
+    find_workers,
+    parse_stat,
+    parse_status,
+    read_environ,
+    read_state,
+    read_system_call,
+    read_threads,
+)
 from distdebug.processes.proc.maps import read_maps
-from distdebug.processes.proc.procfs import parse_stat, parse_status
 from distdebug.processes.proc.targets import target_of
-from distdebug.processes.state import read_state
-from distdebug.processes.threads import read_system_call, read_threads
 
 from ..places import folder_of
 from ..target import target

@@ -7,15 +7,15 @@ from __future__ import annotations
 from distdebug._lines import parse_line, parse_time, read_tail
 from distdebug.diagnosis.logs.join import diagnose_logs
 from distdebug.diagnosis.logs.read import read_logs
-from distdebug.logscan.collectives import (
+from distdebug.logscan import (
     collective_findings,
     rank_origins,
     read_collective_logs,
+    scan_logs,
 )
-from distdebug.logscan.scan import scan_logs
 from distdebug.nsight.raylet_log import nsight_log_findings
+from distdebug.startup import detect_phase
 from distdebug.startup.bars import parse_bars, parse_number
-from distdebug.startup.detect import detect_phase
 
 from ..places import file_of, folder_of
 from ..target import HERE, target

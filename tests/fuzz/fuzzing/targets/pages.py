@@ -10,9 +10,9 @@ from html.parser import HTMLParser
 from itertools import cycle, islice
 from unittest.mock import patch
 
+from distdebug.diagnosis import Seen
 from distdebug.diagnosis.logs.join import diagnose_logs
 from distdebug.diagnosis.logs.read import read_logs
-from distdebug.diagnosis.seen import Seen
 from distdebug.findings import (
     Cause,
     CollectiveRef,
@@ -26,7 +26,7 @@ from distdebug.findings import (
 )
 from distdebug.report import page as pages
 from distdebug.report import report_html
-from distdebug.stacks.parse import read_stack_files
+from distdebug.stacks import read_stack_files
 
 from ..places import file_of
 from ..target import HERE, target

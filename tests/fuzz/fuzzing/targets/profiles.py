@@ -4,10 +4,10 @@ What nsys prints and writes.
 
 from __future__ import annotations
 
+from distdebug.nsight import find_nsys_reports
 from distdebug.nsight.installed import read_switches
 from distdebug.nsight.patch.text import judge_source, mend_source
 from distdebug.nsight.reports import summarize
-from distdebug.nsight.reports.find import find_nsys_reports
 from distdebug.nsight.reports.join import join_workers
 from distdebug.nsight.reports.names import parse_report_name
 from distdebug.nsight.reports.worker_logs import WorkerLogs

@@ -10,16 +10,21 @@ from contextlib import suppress
 from itertools import islice
 
 from distdebug.errors import LogError, NoLogsError
-from distdebug.raylogs.deaths.find import find_deaths
+from distdebug.raylogs import (
+    death_findings,
+    driver_findings,
+    driver_lines,
+    find_actor_logs,
+    find_deaths,
+    find_ray_sessions,
+    last_activity,
+    read_driver_log,
+    read_parts,
+    read_tail,
+    system_logs,
+    worker_logs,
+)
 from distdebug.raylogs.deaths.last_words import hear
-from distdebug.raylogs.deaths.report import death_findings
-from distdebug.raylogs.driver.read import driver_lines, read_driver_log
-from distdebug.raylogs.driver.report import driver_findings
-from distdebug.raylogs.find import find_actor_logs
-from distdebug.raylogs.sessions import find_ray_sessions
-from distdebug.raylogs.system import last_activity, system_logs
-from distdebug.raylogs.tails import read_parts, read_tail
-from distdebug.raylogs.workers import worker_logs
 
 from ..places import file_of, folder_of, parcel_of
 from ..target import HERE, target

@@ -8,12 +8,11 @@ import json
 import os
 
 from distdebug.errors import ConfigError, RulesError
-from distdebug.logscan.rules import load_rules as load_log_rules
-from distdebug.logscan.scan import scan_logs
+from distdebug.logscan import load_rules as load_log_rules
+from distdebug.logscan import scan_logs
 from distdebug.stacks.rules import load_rules as load_stack_rules
-from distdebug.startup.books import load_book
-from distdebug.startup.detect import detect_phase
-from distdebug.watching.config import HangDebugConfig
+from distdebug.startup import detect_phase, load_book
+from distdebug.watching import HangDebugConfig
 from distdebug.watching.webhook.address import read_address
 from distdebug.watching.webhook.message import message_for
 

@@ -6,11 +6,18 @@ from __future__ import annotations
 
 from distdebug.bundle.debug_server.files import is_dump, process_in
 from distdebug.capture.values import digests_of
-from distdebug.stacks.explain import explain_ranks, explain_stacks
-from distdebug.stacks.export import to_collapsed, to_speedscope
-from distdebug.stacks.merge import merge_stacks
-from distdebug.stacks.parse import StackFiles, parse_stacks, read_stack_files
-from distdebug.stacks.write import stacks_to_json, stacks_to_text
+from distdebug.stacks import (
+    StackFiles,
+    explain_ranks,
+    explain_stacks,
+    merge_stacks,
+    parse_stacks,
+    read_stack_files,
+    stacks_to_json,
+    stacks_to_text,
+    to_collapsed,
+    to_speedscope,
+)
 
 from ..places import file_of, folder_of
 from ..target import HERE, target

@@ -1,0 +1,67 @@
+"""
+Load the names of a package when they are first used (PEP 562).
+
+A room's ``__init__`` lists what its neighbours may use as ordinary imports, once, for
+readers and type checkers alike.  At run time they are taken from there, so that
+``from distdebug.room import name`` loads the one module that has it.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from collections.abc import Callable
+from typing import Any
+
+
+__all__ = ["lazy_names"]
+
+
+def lazy_names(
+    package: str,
+) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """
+    Return ``__getattr__`` and ``__dir__`` for *package*.
+
+    Args:
+        package: Its full name.  Its source has one import per name, as isort
+            writes it: ``from .module import name as name``.
+    """
+    homes: dict[str, str] = {}
+
+    def names() -> list[str]:
+        if not homes:
+            homes.update(_homes(package))
+        return sorted(homes)
+
+    def get(name: str) -> object:
+        if name == "__all__":
+            return names()
+        if name.startswith("__") or name not in names():
+            msg = f"module {package!r} has no attribute {name!r}"
+            raise AttributeError(msg)
+
+        from importlib import import_module
+
+        value: object = getattr(import_module(homes[name], package), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    return get, lambda: sorted({*vars(sys.modules[package]), *names()})
+
+
+def _homes(package: str) -> dict[str, str]:
+    """
+    Return the module of each name, as the source of *package* imports it.
+    """
+    # A loader of files or of zip archives; both know the source.
+    loader: Any = sys.modules[package].__loader__
+    # Long lines are wrapped in parentheses.
+    words = loader.get_source(package).replace("(", " ").split()
+    return {
+        name: module
+        for module, verb, name, again in zip(
+            words, words[1:], words[2:], words[3:], strict=False
+        )
+        if module[0] == "." and verb == "import" and again == "as"
+    }

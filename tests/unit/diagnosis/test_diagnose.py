@@ -1,0 +1,391 @@
+"""
+From files of any kind to one diagnosis.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from distdebug.__main__ import main
+from distdebug.diagnosis import diagnose
+from distdebug.errors import NoDumpsError
+from distdebug.findings import Cause
+from distdebug.flight_recorder import Sidecar, write_sidecar
+from distdebug.flight_recorder.sidecar import SidecarFrame
+from distdebug.stacks import (
+    ProcessStacks,
+    StackFrame,
+    ThreadActivity,
+    ThreadStack,
+    stacks_to_json,
+)
+from distdebug.testing import SimulatedJob, make_dumps
+
+
+READING = ("read_shard", "train.py", 41)
+TRAINING = ("step", "train.py", 50)
+WAITING = ("all_reduce", "torch/distributed/distributed_c10d.py", 7)
+
+
+@pytest.fixture(name="hang")
+def _hang(tmp_path):
+    """
+    The dumps of four ranks, of which one is absent.
+    """
+    job = SimulatedJob(4)
+    job.collective("all_reduce")
+    job.collective("all_reduce", ranks=[0, 1, 3])
+    make_dumps(tmp_path, job)
+    return tmp_path
+
+
+def write_stack(folder, rank, *lines):
+    """
+    What py-spy saw of the main thread of a rank.
+    """
+    frames = tuple(StackFrame(*line) for line in lines)
+    thread = ThreadStack(
+        name="MainThread", frames=frames, thread_id=7, is_main=True
+    )
+    process = ProcessStacks(
+        pid=7 + rank, source="", threads=(thread,), rank=rank
+    )
+    path = folder / f"pyspy_node1_{7 + rank}.json"
+    path.write_text(stacks_to_json(process))
+    return path
+
+
+def test_odd_folder(tmp_path):
+    """
+    A folder is a folder, also if there is a line break in its name.
+    """
+    folder = tmp_path / "a\nb"
+    folder.mkdir()
+    write_stack(folder, 0, READING)
+
+    for named in (folder, str(folder)):
+        assert ["dump"] == [lost.what for lost in diagnose(named).missing]
+
+
+def test_dumps(hang):
+    """
+    Dumps alone name the rank and the call.
+    """
+    verdict = diagnose(hang).verdict
+
+    assert (Cause.RANK_NOT_ARRIVED, (2,)) == (verdict.cause, verdict.ranks)
+    assert verdict.summary.startswith("rank 2 never entered all_reduce #2")
+
+
+def test_stacks(hang):
+    """
+    Stacks beside them name the line and the reason.
+    """
+    write_stack(hang, 2, ("sleep", "train.py", 40), READING)
+
+    verdict = diagnose(hang).verdict
+
+    assert Cause.SLEEPING is verdict.detail_cause
+
+
+def test_contradiction(hang):
+    """
+    If the stacks show that the job goes on, that is not hidden.
+    """
+    moving = ThreadActivity(
+        seconds=2.0,
+        voluntary=40,
+        involuntary=0,
+        cpu_s=1.0,
+        has_moved=True,
+        has_left=True,
+    )
+    for rank in range(4):
+        thread = ThreadStack(
+            name="MainThread",
+            frames=(StackFrame("step", "/home/me/train.py", 40),),
+            thread_id=7 + rank,
+            is_main=True,
+            activity=moving,
+        )
+        process = ProcessStacks(
+            pid=7 + rank, source="", threads=(thread,), rank=rank
+        )
+        path = hang / f"pyspy_node1_{7 + rank}.json"
+        path.write_text(stacks_to_json(process))
+
+    diagnosis = diagnose(hang)
+
+    assert (Cause.RANK_NOT_ARRIVED, "possible") == (
+        diagnosis.verdict.cause,
+        diagnosis.verdict.confidence,
+    )
+    assert "; but ranks 0-3 are moving" in diagnosis.verdict.summary
+    assert diagnosis.verdict == diagnosis.findings[0]
+    assert Cause.PROGRESSING is diagnosis.findings[-1].cause
+
+
+def test_sidecar(hang):
+    """
+    So does the stack in a side-car.
+    """
+    frames = (SidecarFrame("sleep", "train.py", 40), SidecarFrame(*READING))
+    sidecar = Sidecar(
+        path="",
+        rank=2,
+        world_size=4,
+        host="node1",
+        pid=7,
+        started=0.0,
+        written=1_750_000_001.0,
+        reason="request",
+        dump="nccl_trace_rank_2",
+        threads=(("MainThread", frames),),
+    )
+    write_sidecar(sidecar, hang / "nccl_trace_rank_2")
+
+    verdict = diagnose(hang).verdict
+
+    assert Cause.SLEEPING is verdict.detail_cause
+    assert "it is sleeping in" in verdict.summary
+
+
+@pytest.mark.parametrize(
+    ("is_recording", "lost"),
+    [(False, ["dump", "dump"]), (True, ["calls"])],
+    ids=["no recorder", "no calls"],
+)
+def test_only_sidecars(is_recording, lost, tmp_path):
+    """
+    Where torch recorded nothing, what the ranks told of themselves is enough.
+    """
+    if is_recording:
+        make_dumps(tmp_path, SimulatedJob(2))
+    for rank, lines in enumerate(([WAITING, TRAINING], [READING])):
+        frames = tuple(SidecarFrame(*line) for line in lines)
+        sidecar = Sidecar(
+            path="",
+            rank=rank,
+            world_size=2,
+            host="node1",
+            pid=7 + rank,
+            started=0.0,
+            written=1_750_000_001.0,
+            reason="request",
+            dump=f"nccl_trace_rank_{rank}" if is_recording else "",
+            threads=(("MainThread", frames),),
+        )
+        write_sidecar(sidecar, tmp_path / f"nccl_trace_rank_{rank}")
+
+    diagnosis = diagnose(tmp_path)
+
+    assert (1,) == diagnosis.verdict.ranks
+    assert "read_shard" == diagnosis.verdict.location.function
+    assert (0,) == diagnosis.victims
+    assert lost == [missing.what for missing in diagnosis.missing]
+
+
+def test_only_stacks(tmp_path):
+    """
+    Stacks alone give findings, and say what is missing.
+    """
+    one = write_stack(tmp_path, 1, ("sleep", "train.py", 40))
+
+    diagnosis = diagnose(one)
+
+    assert (Cause.SLEEPING, (1,)) == (
+        diagnosis.verdict.cause,
+        diagnosis.verdict.ranks,
+    )
+    assert ["dump"] == [m.what for m in diagnosis.missing]
+
+
+def test_different_stacks(tmp_path):
+    """
+    If nobody is seen to wait for anybody, the first is but a suspect.
+    """
+    write_stack(tmp_path, 1, ("sleep", "train.py", 40))
+    write_stack(
+        tmp_path, 2, ("synchronize", "torch/cuda/__init__.py", 9), READING
+    )
+
+    diagnosis = diagnose(tmp_path)
+
+    assert (Cause.SLEEPING, "possible") == (
+        diagnosis.verdict.cause,
+        diagnosis.verdict.confidence,
+    )
+    assert 2 == len(diagnosis.findings)
+    assert "enable the Flight Recorder" in diagnosis.verdict.remedy
+
+
+def test_outlier(tmp_path):
+    """
+    Whoever is not where the others wait is to blame, without any dump.
+    """
+    for rank in (0, 1, 3):
+        write_stack(
+            tmp_path,
+            rank,
+            (
+                "all_reduce",
+                "/v/site-packages/torch/distributed/distributed_c10d.py",
+                2800,
+            ),
+        )
+    write_stack(tmp_path, 2, ("sleep", "train.py", 40))
+
+    diagnosis = diagnose(tmp_path)
+
+    assert (Cause.SLEEPING, (2,), "likely", (0, 1, 3)) == (
+        diagnosis.verdict.cause,
+        diagnosis.verdict.ranks,
+        diagnosis.verdict.confidence,
+        diagnosis.victims,
+    )
+
+
+def test_log(tmp_path):
+    """
+    Stacks that were pasted into a log are found there.
+    """
+    log = tmp_path / "job.log"
+    log.write_text(
+        "[rank1]: Process 7: python train.py\n"
+        '[rank1]: Thread 7 (idle): "MainThread"\n'
+        "[rank1]:     sleep (train.py:40)\n"
+    )
+
+    diagnosis = diagnose(log)
+
+    assert (Cause.SLEEPING, (1,)) == (
+        diagnosis.verdict.cause,
+        diagnosis.verdict.ranks,
+    )
+
+
+def test_unknown_stacks(tmp_path):
+    """
+    Stacks that tell nothing are told to tell nothing.
+    """
+    write_stack(tmp_path, 1, ("f", "train.py", 40))
+
+    diagnosis = diagnose(tmp_path)
+
+    assert Cause.UNKNOWN is diagnosis.verdict.cause
+    assert "native" in diagnosis.verdict.remedy
+
+
+def test_unreadable_dumps(tmp_path):
+    """
+    A dump that cannot be read does not keep us from the stacks.
+    """
+    (tmp_path / "nccl_trace_rank_0").write_bytes(b"\x80\x02}")
+    write_stack(tmp_path, 1, ("sleep", "train.py", 40))
+
+    diagnosis = diagnose(tmp_path)
+
+    assert Cause.SLEEPING is diagnosis.verdict.cause
+    assert [0] == [m.rank for m in diagnosis.missing]
+
+
+@pytest.fixture(name="ended")
+def _ended(tmp_path):
+    """
+    The side-cars of two ranks that ended well, and no dump.
+    """
+    for rank in (0, 1):
+        sidecar = Sidecar(
+            path="",
+            rank=rank,
+            world_size=2,
+            host="node1",
+            pid=7 + rank,
+            started=1_750_000_000.0,
+            written=1_750_000_001.0,
+            reason="exit",
+        )
+        write_sidecar(sidecar, tmp_path / f"nccl_trace_rank_{rank}")
+    return tmp_path
+
+
+def test_ended(ended):
+    """
+    A job that ended well leaves no dump, and needs none.
+    """
+    diagnosis = diagnose(ended)
+
+    assert diagnosis.is_healthy
+    assert () == diagnosis.missing
+    assert "the job ended without an error on ranks 0-1" == (
+        diagnosis.verdict.summary
+    )
+
+
+def test_ended_exit_status(ended, capsys):
+    """
+    To a shell that is success.
+    """
+    status = main(["diagnose", str(ended)])
+
+    assert 0 == status
+    assert capsys.readouterr().out.startswith("the job ended without an error")
+
+
+def test_ended_before_stacks(ended):
+    """
+    What it did before its end does not matter then.
+    """
+    write_stack(ended, 1, ("sleep", "train.py", 40))
+
+    assert diagnose(ended).is_healthy
+
+
+def test_ended_after_hang(hang):
+    """
+    Neither do dumps that somebody took before the end.
+    """
+    for rank in range(4):
+        fields = {"rank": rank, "world_size": 4, "host": "n", "pid": rank}
+        sidecar = Sidecar(
+            path="",
+            **fields,
+            started=1_750_000_000.0,
+            written=1_750_000_900.0,
+            reason="exit",
+        )
+        write_sidecar(sidecar, hang / f"end_rank_{rank}")
+
+    assert diagnose(hang).is_healthy
+
+
+def test_nothing(tmp_path):
+    """
+    Without anything there is nothing to look at.
+    """
+    with pytest.raises(NoDumpsError, match="nor are there stacks") as caught:
+        diagnose(tmp_path)
+
+    assert "switch recording on" not in caught.value.remedy
+
+
+def test_no_such_place(tmp_path):
+    """
+    A slip in a path is no matter of recording.
+    """
+    with pytest.raises(NoDumpsError, match="no such file or folder") as caught:
+        diagnose(tmp_path / "dunps", tmp_path / "stakcs")
+
+    assert "stakcs" in str(caught.value)
+    assert "check the path" in caught.value.remedy
+
+
+def test_progress(hang):
+    """
+    Whoever waits for the answer is told how much is read.
+    """
+    seen = []
+
+    diagnose(hang, progress=lambda done, of: seen.append((done, of)))
+
+    assert [(1, 4), (2, 4), (3, 4), (4, 4)] == seen

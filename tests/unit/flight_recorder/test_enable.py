@@ -1,0 +1,275 @@
+"""
+How is recording switched on, whatever the torch and the launcher?
+"""
+
+import errno
+import json
+import logging
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+
+from types import SimpleNamespace
+
+import pytest
+
+from distdebug.errors import TooLateError
+from distdebug.flight_recorder import (
+    VARIABLES,
+    current_recording,
+    enable_flight_recorder,
+)
+from distdebug.flight_recorder import enable as enable_module
+from distdebug.flight_recorder.enable import disable_flight_recorder
+from distdebug.flight_recorder.recording import extras as extras_module
+
+
+NAME = "TORCH_FR_BUFFER_SIZE"
+NAMES = [s.name for v in VARIABLES for s in v.spellings]
+
+pytestmark = pytest.mark.usefixtures("rank_3", "fake_torch")
+
+
+@pytest.fixture(autouse=True)
+def environ(monkeypatch):
+    """
+    An environment that no test changes for others.
+    """
+    for name in [*NAMES, "DISTDEBUG_DUMP_DIR", "TORCHELASTIC_RUN_ID"]:
+        monkeypatch.delenv(name, raising=False)
+    yield
+    disable_flight_recorder()
+
+
+def test_variables(tmp_path):
+    """
+    What the settings say is in the environment.
+    """
+    settings = enable_flight_recorder(dump_dir=tmp_path / "d", extras=False)
+
+    assert settings.variables
+    assert all(os.environ[s.name] == s.value for s in settings.variables)
+    assert 0o700 == (tmp_path / "d").stat().st_mode & 0o777
+    assert settings is current_recording().settings
+
+    disable_flight_recorder()
+
+    assert not set(NAMES) & os.environ.keys()
+
+
+def test_twice(tmp_path):
+    """
+    The same call again does nothing, even when there are groups.
+    """
+    first = enable_flight_recorder(dump_dir=tmp_path, extras=False)
+
+    assert first is enable_flight_recorder(dump_dir=tmp_path, extras=False)
+
+
+def test_again(tmp_path):
+    """
+    Another call replaces the first, whose values are not the user's.
+    """
+    enable_flight_recorder(dump_dir=tmp_path / "a", extras=False)
+    settings = enable_flight_recorder(
+        dump_dir=tmp_path / "b", buffer_size=7, extras=False
+    )
+
+    assert "7" == os.environ[NAME]
+    assert str(tmp_path / "b") in os.environ["TORCH_FR_DUMP_TEMP_FILE"]
+    assert {"set"} == {s.action for s in settings.variables}
+
+
+def test_users_value(tmp_path, monkeypatch):
+    """
+    The user's values stay, and come back, as do those that were changed.
+    """
+    monkeypatch.setenv(NAME, "9")
+    monkeypatch.setenv("TORCH_NCCL_BLOCKING_WAIT", "1")
+    enable_flight_recorder(dump_dir=tmp_path, extras=False)
+    kept = os.environ[NAME]
+    enable_flight_recorder(dump_dir=tmp_path, extras=False, override=True)
+    overridden = os.environ[NAME], os.environ.get("TORCH_NCCL_BLOCKING_WAIT")
+    disable_flight_recorder()
+
+    assert ["9", ("2000", None)] == [kept, overridden]
+    assert "1" == os.environ["TORCH_NCCL_BLOCKING_WAIT"]
+
+
+def test_changed_later(tmp_path, monkeypatch):
+    """
+    What the user changes afterwards stays.
+    """
+    enable_flight_recorder(dump_dir=tmp_path, extras=False)
+    os.environ[NAME] = "5"
+    disable_flight_recorder()
+
+    assert "5" == os.environ.pop(NAME)
+
+
+def test_warns(tmp_path, monkeypatch, caplog):
+    """
+    What keeps recording from working is logged.
+    """
+    monkeypatch.setenv(NAME, "0")
+
+    with caplog.at_level(logging.WARNING, "distdebug"):
+        enable_flight_recorder(dump_dir=tmp_path, extras=False)
+
+    assert [f"{NAME}=0: nothing is recorded"] == caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("world", "is_late"),
+    [
+        (SimpleNamespace(pg_map={"group": 1}), True),
+        (SimpleNamespace(pg_map={}), False),
+        (SimpleNamespace(), False),
+    ],
+)
+def test_too_late(tmp_path, monkeypatch, world, is_late):
+    """
+    With a process group it is too late, and the remedy is told.
+    """
+    c10d = SimpleNamespace(_world=world)
+    monkeypatch.setitem(
+        sys.modules, "torch.distributed.distributed_c10d", c10d
+    )
+
+    if is_late:
+        with pytest.raises(TooLateError) as caught:
+            enable_flight_recorder(dump_dir=tmp_path, extras=False)
+        assert "top of the script" in caught.value.remedy
+        assert NAME not in os.environ
+    else:
+        enable_flight_recorder(dump_dir=tmp_path, extras=False)
+
+
+def test_no_folder(tmp_path, monkeypatch, caplog):
+    """
+    Where dumps cannot go, the log says so, and they go where nobody else is.
+    """
+    (tmp_path / "f").touch()
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+
+    settings = enable_flight_recorder(
+        dump_dir=tmp_path / "f" / "d", extras=False
+    )
+
+    assert settings.dump_dir.parent == tmp_path / "tmp"
+    assert 0o700 == stat.S_IMODE(settings.dump_dir.stat().st_mode)
+    assert f"this rank dumps to {settings.dump_dir}" in caplog.text
+    assert "dump_dir=" in caplog.text
+
+
+def test_no_folder_anywhere(tmp_path, monkeypatch, caplog):
+    """
+    Where there is no room for any folder, the job goes on all the same.
+    """
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone" / "tmp"))
+    (tmp_path / "gone").touch()
+
+    settings = enable_flight_recorder(dump_dir=tmp_path / "gone" / "d")
+
+    assert settings.dump_dir.parent == tmp_path / "gone" / "tmp"
+    assert "cannot make the folder" in caplog.text
+
+
+def test_somebody_was_first(tmp_path, monkeypatch):
+    """
+    Who makes our folder before us gets no dump, and stops no job.
+    """
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delenv("DISTDEBUG_DUMP_DIR", raising=False)
+    (tmp_path / "theirs").mkdir()
+    root = tmp_path / f"distdebug-{os.getuid()}"
+    root.symlink_to(tmp_path / "theirs")
+
+    settings = enable_flight_recorder(extras=False)
+
+    assert settings.dump_dir.is_dir()
+    assert not settings.dump_dir.is_relative_to(root)
+    assert [] == list((tmp_path / "theirs").iterdir())
+
+
+def test_extras(tmp_path):
+    """
+    With extras a rank listens, and says that it is there.
+    """
+    enable_flight_recorder(dump_dir=tmp_path)
+    pipes = list(tmp_path.glob("*_request_3.pipe"))
+    (sidecar,) = tmp_path.glob("*.sidecar.json")
+    disable_flight_recorder()
+
+    assert 1 == len(pipes)
+    assert "start" == json.loads(sidecar.read_text())["reason"]
+    assert [] == list(tmp_path.glob("*.pipe"))
+
+
+@pytest.mark.parametrize("extras", [False, True])
+def test_forked(tmp_path, extras):
+    """
+    A forked child knows of nothing and may enable its own.
+    """
+    enable_flight_recorder(dump_dir=tmp_path, extras=extras)
+    parent = enable_module._enabled[:]
+    if extras:
+        parent[0].extras._listener.stop()
+
+    enable_module._forget()
+
+    assert current_recording() is None
+    assert not enable_module._enabled
+    enable_module._enabled[:] = parent
+    if extras:
+        parent[0].extras._listener = None
+
+
+def test_no_stacks(tmp_path, monkeypatch, caplog):
+    """
+    Where stacks cannot be offered that is said, and the rest goes on.
+    """
+
+    def refuse():
+        raise OSError(errno.EBUSY, "no signal is left")
+
+    monkeypatch.setattr(extras_module, "offer_stacks", refuse)
+
+    enable_flight_recorder(dump_dir=tmp_path)
+    found = current_recording()
+    disable_flight_recorder()
+
+    assert found is not None
+    assert "no signal is left" in caplog.text
+
+
+def test_disable_first():
+    """
+    Where nothing is enabled there is nothing to put back.
+    """
+    disable_flight_recorder()
+
+    assert current_recording() is None
+
+
+def test_imports():
+    """
+    Inside a job nothing but the standard library is loaded.
+    """
+    code = (
+        "import sys; import distdebug.flight_recorder.enable, "
+        "distdebug.flight_recorder.dump as d; "
+        "print(*{m.partition('.')[0] for m in sys.modules}"
+        " - sys.stdlib_module_names)"
+    )
+
+    got = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True
+    )
+
+    assert {"distdebug", "__main__"} >= {
+        m for m in got.stdout.split() if not m.startswith(("_", "sitecustom"))
+    }

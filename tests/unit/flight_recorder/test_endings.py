@@ -1,0 +1,186 @@
+"""
+Whether a rank ended by itself, or because others did.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from distdebug.flight_recorder import (
+    Dumps,
+    Sidecar,
+    ended_s,
+    failed_in_call,
+    last_words,
+    lost_peer,
+    was_interrupted,
+)
+from distdebug.flight_recorder.analysis.endings import (
+    failed_off_record,
+    lost_child,
+)
+from distdebug.flight_recorder.sidecar import SidecarFrame
+
+
+WORKER = "RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly"
+GLOO = "RuntimeError: [gloo/x.cc:8] Connection closed by peer"
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        ("RuntimeError: [../third_party/gloo/x.cc:81] Timed out", True),
+        ("RuntimeError: Connection closed by peer [10.0.0.1]:9", True),
+        ("RuntimeError: NCCL error in: foo.cpp", True),
+        ("DistBackendError: anything", True),
+        ("torch.distributed.DistStoreError: wait timeout", True),
+        ("RuntimeError: DataLoader timed out after 30 seconds", False),
+        ("RuntimeError: shape mismatch", False),
+        ("TimeoutError: timed out", False),
+        ("ConnectionResetError: [Errno 104] Connection reset by peer", False),
+        ("botocore.exceptions.ReadTimeoutError: timed out", False),
+        ("ValueError: no such backend: nccl", False),
+        ("", False),
+    ],
+)
+def test_failed_in_call(error, expected):
+    """
+    Torch's own errors, and what it raises as RuntimeError, come out of calls;
+    the time-out of somebody else's socket does not.
+    """
+    assert expected == failed_in_call(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        ("RuntimeError: [gloo/x.cc:8] Connection closed by peer [::1]", True),
+        ("RuntimeError: gloo: Connection reset by peer", True),
+        ("DistBackendError: remote process exited or network error", True),
+        ("RuntimeError: [gloo/x.cc:81] Timed out waiting 1000ms", False),
+        ("DistBackendError: NCCL watchdog timeout", False),
+        ("BrokenPipeError: Broken pipe", False),
+    ],
+)
+def test_lost_peer(error, expected):
+    """
+    A collective that lost its peer fails because of an end, a time-out does
+    not, and other connections are none of ours.
+    """
+    assert expected == lost_peer(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "function", "expected"),
+    [
+        (GLOO, "recv", True),
+        (GLOO, "monitored_barrier", True),
+        (GLOO, "all_reduce", False),
+        (GLOO, "", False),
+        ("ValueError: bad", "recv", False),
+    ],
+)
+def test_failed_off_record(error, function, expected):
+    """
+    Whether the call that failed is on record follows from where it failed.
+    """
+    path = "torch/distributed/distributed_c10d.py"
+    stack = (
+        *([SidecarFrame(function, path, 2799)] if function else []),
+        SidecarFrame("recv", "train.py", 7),
+    )
+    sidecar = Sidecar(
+        *("", 0, 2, "n", 1, 0.0, 0.0, "exception"),
+        error=error,
+        threads=(("MainThread", stack),),
+    )
+
+    assert expected == failed_off_record(sidecar)
+
+
+def test_was_interrupted():
+    """
+    Ctrl-C is how a person ends a job that hangs.
+    """
+    assert was_interrupted("KeyboardInterrupt: ")
+    assert not was_interrupted("ValueError: KeyboardInterrupt")
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (WORKER, True),
+        (
+            "RuntimeError: DataLoader worker (pid 7) is killed by signal: x",
+            True,
+        ),
+        ("concurrent.futures.process.BrokenProcessPool: A process in", True),
+        ("BrokenProcessPool: A process in the pool was terminated", True),
+        ("RuntimeError: DataLoader timed out after 30 seconds", False),
+        ("ValueError: DataLoader worker (pid 7) exited unexpectedly", False),
+    ],
+)
+def test_lost_child(error, expected):
+    """
+    Data loaders and pools tell when a process of theirs has gone.
+    """
+    assert expected is lost_child(error)
+
+
+def noted(*words):
+    """
+    What each rank wrote: lists of reasons, times, and errors.
+    """
+    sidecars = [
+        [
+            Sidecar("", rank, len(words), "n", 1, 0.0, when, reason, error)
+            for reason, when, error in of_rank
+        ]
+        for rank, of_rank in enumerate(words)
+    ]
+    return Dumps(
+        by_rank={},
+        groups=(),
+        ops=(),
+        shapes=(),
+        sidecars={r: notes[-1] for r, notes in enumerate(sidecars) if notes},
+        earlier={r: tuple(notes[:-1]) for r, notes in enumerate(sidecars)},
+    )
+
+
+TOLD = ("SIGTERM", 5.0, "")
+
+
+@pytest.mark.parametrize(
+    ("expected", "words"),
+    [
+        (5.0, [[TOLD], [TOLD]]),
+        (5.0, [[("request", 1.0, ""), TOLD], [("SIGTERM", 5.2, "")]]),
+        (5.0, [[TOLD, ("exception", 5.1, "ValueError: x")], [TOLD]]),
+        (5.0, [[TOLD], [("exception", 5.1, "RuntimeError: gloo: reset")]]),
+        # The child was told as well, and was quicker.
+        (5.0, [[TOLD], [("exception", 4.95, WORKER)]]),
+        (None, [[TOLD], [("exception", 4.8, WORKER)]]),
+        (None, [[TOLD], [("exception", 4.95, "ValueError: x")]]),
+        (None, [[TOLD], [("request", 1.0, "")]]),
+        (None, [[TOLD], [("exit", 4.0, "")]]),
+        (None, [[TOLD], []]),
+        (None, []),
+    ],
+)
+def test_ended(expected, words):
+    """
+    A job was ended from outside if the first sign of its end is a signal.
+    """
+    assert expected == ended_s(noted(*words))
+
+
+def test_last_words():
+    """
+    Who was only asked for a dump goes on; an error counts at any time.
+    """
+    error = ("request", 3.0, "ValueError: x")
+    dumps = noted([("start", 0.0, ""), ("request", 1.0, ""), error, TOLD])
+
+    assert [3.0, 5.0] == [s.written for s in last_words(dumps, 0)]
+    assert () == last_words(dumps, 1)

@@ -1,0 +1,444 @@
+"""
+Finding dumps in folders.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+
+from pathlib import Path
+
+import pytest
+
+from distdebug.flight_recorder import (
+    SIDECAR_SUFFIX,
+    Search,
+    Sidecar,
+    find_files,
+    parse_name,
+)
+from distdebug.flight_recorder.reading import walk
+
+
+def touch(path):
+    """
+    Make a file, and the folder it lies in.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"x")
+    return path
+
+
+def note(folder, rank, **fields):
+    """
+    Write a side-car.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    data = {
+        "kind": "distdebug-sidecar",
+        "rank": rank,
+        "world_size": 4,
+        "host": "",
+        **fields,
+    }
+    path = folder / f"{fields.get('dump') or rank}{SIDECAR_SUFFIX}"
+    path.write_text(json.dumps(data), encoding="utf-8")
+    return path
+
+
+def found(folder):
+    """
+    Rank and host by the path of each file.
+    """
+    files, _, problems = find_files([str(folder)])
+    assert [] == problems
+    return {os.path.relpath(f.path, folder): (f.rank, f.host) for f in files}
+
+
+@contextlib.contextmanager
+def as_a_user():
+    """
+    Do without the rights of the superuser, who may read everything.
+    """
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
+class TestParseName:
+    @pytest.mark.parametrize(
+        ("name", "rank"),
+        [
+            ("nccl_trace_rank_0", 0),
+            ("comm_lib_trace_rank_12", 12),
+            ("_dump_14", 14),
+            ("rank3", 3),
+            ("rank-3.json", 3),
+            ("RANK_7.pkl.gz", 7),
+            ("nccl_trace_rank_5.pickle", 5),
+            ("nccl_trace_rank_5_1732108800", 5),
+            ("host12_rank_3", 3),
+            ("rank_3.node7", 3),
+            ("nccl_trace_rank_host-12_3", 3),
+            ("rank_5_local_rank_1", 5),
+            ("local_rank_1_rank_5", 5),
+            ("rank_2_of_16", 2),
+            ("trace.17", 17),
+            ("17", 17),
+            ("notes", None),
+            ("model_1234567890123", None),
+            ("rank_99999999999", None),
+            ("rank_999999999", None),
+        ],
+    )
+    def test_rank(self, name, rank):
+        """
+        The number after the last "rank" counts, or else that at the end.
+        """
+        assert rank == parse_name(f"/a/rank_99/{name}").rank
+
+    @pytest.mark.parametrize(
+        ("name", "host"),
+        [
+            ("host12_rank_3", "host12"),
+            ("rank_3.node7", "node7"),
+            ("nccl_trace_rank_host-12_3", "host-12"),
+            ("nccl_trace_rank_3", ""),
+            ("_dump_3", ""),
+            ("nccl_trace_rank_5_1732108800", ""),
+        ],
+    )
+    def test_host(self, name, host):
+        """
+        What is left of a name may be the host.
+        """
+        assert host == parse_name(name).host
+
+    @pytest.mark.parametrize(
+        ("name", "is_dump_like"),
+        [
+            ("nccl_trace_rank_0", True),
+            ("_dump_0", True),
+            ("rank0.json", True),
+            ("rank_0.log", False),
+            ("stdout_rank_0.txt", False),
+            ("core.1234", False),
+            ("epoch_3", False),
+        ],
+    )
+    def test_expectation(self, name, is_dump_like):
+        """
+        Logs and the like are never taken for broken dumps.
+        """
+        assert is_dump_like == parse_name(name).is_dump_like
+
+    def test_family(self):
+        """
+        The dumps of a job differ by numbers and suffixes only.
+        """
+        families = {
+            parse_name(name).family
+            for name in ("_dump_3", "_dump_14.json", "_dump_5.pkl.gz")
+        }
+
+        assert {"_dump_#"} == families
+
+
+class TestFindFiles:
+    def test_sub_folders(self, tmp_path):
+        """
+        Folders within folders are searched, and may be hosts.
+        """
+        for host in ("a", "b"):
+            touch(tmp_path / host / "flight_recorder" / f"rank_{ord(host)}")
+
+        assert {
+            "a/flight_recorder/rank_97": (97, "a"),
+            "b/flight_recorder/rank_98": (98, "b"),
+        } == found(tmp_path)
+
+    def test_one_folder(self, tmp_path):
+        """
+        A folder that all files lie in is no host.
+        """
+        touch(tmp_path / "dumps" / "rank_0")
+        touch(tmp_path / "dumps" / "rank_1")
+
+        assert {(0, None), (1, None)} == set(found(tmp_path).values())
+
+    def test_some_in_folders(self, tmp_path):
+        """
+        A file beside the folders has no host.
+        """
+        for path in ("rank_0", "a/rank_1", "b/rank_2"):
+            touch(tmp_path / path)
+
+        assert {
+            "rank_0": (0, None),
+            "a/rank_1": (1, "a"),
+            "b/rank_2": (2, "b"),
+        } == found(tmp_path)
+
+    def test_hosts_in_names(self, tmp_path):
+        """
+        Hosts in names are hosts if there are several.
+        """
+        touch(tmp_path / "n1_rank_0")
+        touch(tmp_path / "n2_rank_1")
+
+        assert [(0, "n1"), (1, "n2")] == list(found(tmp_path).values())
+
+    def test_run_in_names(self, tmp_path):
+        """
+        What all names have in common is no host.
+        """
+        touch(tmp_path / "exp_rank_0")
+        touch(tmp_path / "exp_rank_1")
+
+        assert [(0, None), (1, None)] == list(found(tmp_path).values())
+
+    def test_links(self, tmp_path):
+        """
+        A file counts once, by its own name; loops end.
+        """
+        touch(tmp_path / "z_rank_0")
+        (tmp_path / "latest_rank_0").symlink_to("z_rank_0")
+        (tmp_path / "hard_rank_1").hardlink_to(touch(tmp_path / "a_rank_1"))
+        (tmp_path / "loop").symlink_to(tmp_path)
+        (tmp_path / "self").symlink_to("self")
+        (tmp_path / "dangling_rank_2").symlink_to("nothing")
+
+        names = set(found(tmp_path))
+
+        assert "z_rank_0" in names
+        assert 2 == len(names)
+
+    def test_link_elsewhere(self, tmp_path):
+        """
+        What is linked from elsewhere is found.
+        """
+        real = touch(tmp_path / "elsewhere" / "rank_0")
+        folder = tmp_path / "dumps"
+        folder.mkdir()
+        (folder / "rank_0").symlink_to(real)
+        (folder / "more").symlink_to(touch(tmp_path / "x" / "rank_1").parent)
+
+        assert {"rank_0", "more/rank_1"} == set(found(folder))
+
+    def test_ignored(self, tmp_path):
+        """
+        Pipes, and what is not finished, are left alone.
+        """
+        os.mkfifo(tmp_path / "rank_0.pipe")
+        for name in (".DS_Store", "rank_1.tmp", "rank_2.tmp-71", "rank_3~"):
+            touch(tmp_path / name)
+
+        assert {} == found(tmp_path)
+
+    def test_file_and_folder(self, tmp_path):
+        """
+        Files may be named, also twice, and have a relative path.
+        """
+        path = touch(tmp_path / "rank_0")
+
+        files = find_files([str(path), str(tmp_path), str(path)]).files
+
+        assert [str(path)] == [f.path for f in files]
+
+    def test_absent(self, tmp_path):
+        """
+        A place that does not exist is a problem.
+        """
+        (problem,) = find_files([str(tmp_path / "none")]).problems
+
+        assert "cannot be read: No such file or directory" == problem.reason
+
+    def test_forbidden_for_users(self):
+        """
+        A folder that may not be listed is a problem.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            Path(folder).chmod(0o755)
+            Path(folder, "x").mkdir(mode=0)
+            with as_a_user():
+                (problem,) = find_files([folder]).problems
+
+        assert "cannot be read: Permission denied" == problem.reason
+
+    def test_forbidden(self, tmp_path, monkeypatch):
+        """
+        A folder that cannot be listed is a problem, and not the end.
+        """
+
+        def refuse(path):
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr(os, "scandir", refuse)
+
+        (problem,) = find_files([str(tmp_path)]).problems
+
+        assert "cannot be read: Permission denied" == problem.reason
+
+
+class TestSearch:
+    def test_no_time(self, tmp_path):
+        """
+        A search that takes too long ends, and says so.
+        """
+        touch(tmp_path / "rank_0")
+
+        files, _, (problem,) = find_files([str(tmp_path)], Search(0.0))
+
+        assert [] == files
+        assert "the time was over" == problem.reason
+
+    @pytest.mark.parametrize(("most", "count"), [(3, 2), (2, 1), (4, 3)])
+    def test_too_many(self, tmp_path, most, count):
+        """
+        No more is looked at than was asked for, and that is told.
+        """
+        for number in range(3):
+            touch(tmp_path / f"rank_{number}")
+
+        files, _, problems = find_files([str(tmp_path)], Search(most=most))
+
+        assert count == len(files)
+        assert (count < 3) == bool(problems)
+        assert all("too many" in problem.reason for problem in problems)
+
+    def test_starts(self, tmp_path):
+        """
+        Known names, and what side-cars are about, are all that counts.
+        """
+        for name in ("d_0", "e_rank_1", "f_rank_2", "7", "d_/d_1"):
+            touch(tmp_path / name)
+        note(tmp_path, 1, dump="e_rank_1")
+
+        def names(*starts):
+            found = find_files([str(tmp_path)], Search(starts=starts)).files
+            return {Path(file.path).name for file in found}
+
+        assert {"d_0", "e_rank_1"} == names("d_")
+        assert {"7", "e_rank_1"} == names("")
+
+    @pytest.mark.parametrize("error", [FileNotFoundError, PermissionError])
+    def test_link_vanishes(self, tmp_path, monkeypatch, error):
+        """
+        A link that cannot be followed costs nothing else.
+        """
+        touch(tmp_path / "rank_0")
+        (tmp_path / "rank_1").symlink_to("rank_0")
+
+        def fail(_):
+            raise error
+
+        monkeypatch.setattr(walk.os.path, "realpath", fail)
+
+        assert {"rank_0": (0, None)} == found(tmp_path)
+
+    def test_vanishing_entry(self):
+        """
+        An entry of which the kernel tells nothing is taken for a link.
+        """
+
+        class Entry:
+            """
+            A file on a disk that fails.
+            """
+
+            def is_symlink(self):
+                raise OSError
+
+        assert walk._is_link(Entry())
+
+    def test_no_path(self):
+        """
+        What cannot be the name of a file is a problem.
+        """
+        (problem,) = find_files(["a\0b"]).problems
+
+        assert "null" in problem.reason
+
+
+class TestSidecars:
+    def test_tells(self, tmp_path):
+        """
+        A side-car knows better than the name.
+        """
+        touch(tmp_path / "rank_0")
+        note(tmp_path, 7, dump="rank_0", host="n1")
+
+        assert {"rank_0": (7, "n1")} == found(tmp_path)
+
+    def test_without_host(self, tmp_path):
+        """
+        An empty host is none.
+        """
+        touch(tmp_path / "rank_0")
+        note(tmp_path, 7, dump="rank_0")
+
+        assert {"rank_0": (7, None)} == found(tmp_path)
+
+    def test_newest(self, tmp_path):
+        """
+        Of two about the same dump the later one counts.
+        """
+        touch(tmp_path / "rank_0")
+        note(tmp_path, 1, dump="rank_0", written=5).rename(
+            tmp_path / f"a{SIDECAR_SUFFIX}"
+        )
+        note(tmp_path, 2, dump="rank_0", written=4)
+
+        assert {"rank_0": (1, None)} == found(tmp_path)
+
+    def test_elsewhere(self, tmp_path):
+        """
+        It has no say about files in other folders.
+        """
+        touch(tmp_path / "rank_0")
+        (tmp_path / "x").mkdir()
+        data = {
+            "kind": "distdebug-sidecar",
+            "rank": 1,
+            "world_size": 2,
+            "dump": "../rank_0",
+        }
+        path = tmp_path / "x" / f"y{SIDECAR_SUFFIX}"
+        path.write_text(json.dumps(data), encoding="utf-8")
+
+        assert {"rank_0": (0, None)} == found(tmp_path)
+
+    def test_alone(self, tmp_path):
+        """
+        A rank may have a side-car and no dump.
+        """
+        note(tmp_path, 3)
+
+        (sidecar,) = find_files([str(tmp_path)]).sidecars
+
+        assert isinstance(sidecar, Sidecar)
+        assert 3 == sidecar.rank
+
+    @pytest.mark.parametrize(
+        "text",
+        ["", "{", "[]", "null", '{"kind": 1}', "[" * 200_000, "\x00"],
+        ids=range(7),
+    )
+    def test_broken(self, tmp_path, text):
+        """
+        A broken one is a problem of the rank in its name.
+        """
+        path = tmp_path / f"rank_3{SIDECAR_SUFFIX}"
+        path.write_text(text, encoding="utf-8")
+
+        (problem,) = find_files([str(tmp_path)]).problems
+
+        assert ("sidecar", 3) == (problem.what, problem.rank)
+        assert problem.reason.startswith("not a side-car: ")

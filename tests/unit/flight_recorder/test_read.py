@@ -1,0 +1,643 @@
+"""
+Reading the dumps of a whole job.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from distdebug.errors import NoDumpsError
+from distdebug.findings import Missing
+from distdebug.flight_recorder import (
+    COMPLETED,
+    SIDECAR_SUFFIX,
+    Frame,
+    read,
+    read_dumps,
+)
+from distdebug.flight_recorder.columns import (
+    SCHEDULED,
+    GroupConfig,
+    GroupStatus,
+    Shape,
+)
+from distdebug.flight_recorder.reading.decode import pack
+from distdebug.testing import SimulatedJob, make_dumps, plain_dump
+
+
+VERSIONS = ["", "1.1", "1.4", "2.1", "2.3", "2.6", "2.9", "2.10", "2.11"]
+
+
+@pytest.fixture(name="job")
+def _job():
+    """
+    Four ranks in pairs; rank 2 is missing in the last call.
+    """
+    job = SimulatedJob(4, stack_depth=3)
+    pairs = [job.new_group(r, "tp") for r in ([0, 1], [2, 3])]
+    for _ in range(3):
+        job.collective("all_reduce", sizes=[[2, 3]])
+        for pair in pairs:
+            job.collective("all_gather", pair, sizes=[[1]], output_sizes=[[2]])
+    job.collective("all_reduce", ranks=[0, 1, 3])
+    return job
+
+
+def note(path, rank, **fields):
+    """
+    Write a side-car beside a dump.
+    """
+    data = {
+        "kind": "distdebug-sidecar",
+        "rank": rank,
+        "world_size": 4,
+        "dump": path.name,
+        **fields,
+    }
+    path.with_name(path.name + SIDECAR_SUFFIX).write_text(
+        json.dumps(data), encoding="utf-8"
+    )
+
+
+def reasons(dumps):
+    """
+    Rank, file name, and reason of each problem.
+    """
+    return [(p.rank, Path(p.source).name, p.reason) for p in dumps.problems]
+
+
+class TestContent:
+    def test_all(self, job, tmp_path):
+        """
+        Every field of every record of every rank is there.
+        """
+        make_dumps(tmp_path, job, timed=True)
+
+        dumps = read_dumps(tmp_path)
+
+        assert (0, 1, 2, 3) == dumps.ranks
+        assert () == dumps.problems
+        assert 4 == dumps.world_size == len(dumps)
+        dump = dumps[2]
+        e = dump.entries
+        assert (2, "2.10", False, False, None, None) == (
+            dump.rank,
+            dump.version,
+            dump.wrapped,
+            dump.truncated,
+            dump.host,
+            dump.sidecar,
+        )
+        assert (
+            GroupConfig("0", "default_pg", (0, 1, 2, 3)),
+            GroupConfig("2", "tp", (2, 3)),
+        ) == dump.configs
+        assert {0: GroupStatus(3, 3, 3), 1: GroupStatus(3, 3, 3)} == (
+            dump.status
+        )
+        assert list(range(6)) == e.record_id.tolist()
+        assert [1, 1, 2, 2, 3, 3] == e.seq.tolist() == e.op_id.tolist()
+        assert [0, 1] * 3 == e.pg_id.tolist()
+        assert [("0", "default_pg"), ("2", "tp")] * 3 == [
+            dumps.groups[g] for g in e.group
+        ]
+        assert ["nccl:all_reduce", "nccl:all_gather"] * 3 == [
+            dumps.ops[op] for op in e.op
+        ]
+        assert (
+            Shape(((1,),), ("Float",), ((2,),), ("Float",))
+            == (dumps.shapes[e.shape[1]])
+        )
+        assert [COMPLETED] * 6 == e.state.tolist()
+        assert (e.created_ns <= e.started_ns).all()
+        assert (e.started_ns < e.completed_ns).all()
+        assert e.duration_ms == pytest.approx([0.5] * 6, abs=0.01)
+        assert e.retired.all()
+        assert not e.is_p2p.any()
+        assert [600_000] * 6 == e.timeout_ms.tolist()
+        assert SCHEDULED != dumps[0].entries.state[-1] != COMPLETED
+
+    @pytest.mark.parametrize("as_json", [False, True])
+    @pytest.mark.parametrize("version", VERSIONS)
+    def test_versions(self, job, tmp_path, version, as_json):
+        """
+        Any version, as pickle or JSON, tells the same about the same calls.
+        """
+        job.send(0, 1)
+        make_dumps(tmp_path, job, version=version, as_json=as_json)
+
+        dumps = read_dumps(tmp_path)
+        e = dumps[0].entries
+
+        assert () == dumps.problems
+        assert version == dumps[0].version
+        assert [1, 1, 2, 2, 3, 3, 4] == e.seq[:7].tolist()
+        assert [COMPLETED] * 6 + [SCHEDULED] * 2 == e.state.tolist()
+        assert [False] * 7 + [True] == e.is_p2p.tolist()
+        assert e.p2p_seq[-1] > 0
+        assert np.isnan(e.duration_ms).all()
+        assert not dumps[0].wrapped
+
+    def test_gloo(self, tmp_path):
+        """
+        Gloo knows no members.
+        """
+        job = SimulatedJob(2, backend="gloo")
+        job.collective("all_reduce")
+        make_dumps(tmp_path, job)
+
+        dumps = read_dumps(tmp_path)
+
+        assert (GroupConfig("", "", ()),) == dumps[0].configs
+        assert dumps.world_size is None
+        assert dumps[0].entries.retired.all()
+
+    @pytest.mark.parametrize("ranks", ["[__import__('os')]", "[0, 999999999]"])
+    def test_nonsense_config(self, ranks, tmp_path):
+        """
+        Ranks of a group are never evaluated, and none is beyond any job.
+        """
+        config = {"name": "0", "desc": "x", "ranks": ranks}
+        data = {"version": "2.10", "pg_config": {"0": config}, "entries": []}
+        (tmp_path / "rank_0").write_bytes(pickle.dumps(data, 2))
+
+        dumps = read_dumps(tmp_path)
+
+        assert (GroupConfig("0", "x", ()),) == dumps[0].configs
+        assert 0 == len(dumps[0].entries)
+        assert not dumps[0].wrapped
+
+
+class TestWrapped:
+    @pytest.mark.parametrize("version", ["", "1.4", "2.10"])
+    def test_ring(self, job, tmp_path, version):
+        """
+        If the ring lost records, that is known in any version.
+        """
+        make_dumps(tmp_path, job, version=version, ring=4)
+
+        dumps = read_dumps(tmp_path)
+
+        assert all(dump.wrapped for dump in dumps)
+        assert 4 == len(dumps[0].entries)
+
+    def test_largest_number(self, job, tmp_path):
+        """
+        A number as large as can be is no reason to stop.
+        """
+        dump = plain_dump(job, 0)
+        dump["entries"][-1]["record_id"] = 2**63 - 1
+        (tmp_path / "rank_0").write_bytes(pickle.dumps(dump, 2))
+
+        dumps = read_dumps(tmp_path)
+
+        assert dumps[0].wrapped
+        assert dumps[0].is_filtered
+
+    def test_only_active(self, job, tmp_path):
+        """
+        If only active records were written, older ones are not in the file.
+        """
+        make_dumps(tmp_path, job, only_active=True)
+
+        dumps = read_dumps(tmp_path)
+
+        assert all(dump.wrapped for dump in dumps)
+        assert [1, 1, 0, 1] == [len(dump.entries) for dump in dumps]
+
+
+class TestFrames:
+    def test_on_demand(self, job, tmp_path):
+        """
+        Stacks are read when they are asked for, by row.
+        """
+        make_dumps(tmp_path, job)
+
+        dumps = read_dumps(tmp_path)
+        (first, last) = dumps.frames(0, [0, 6])
+
+        assert (
+            (
+                Frame(
+                    "all_reduce", "torch/distributed/distributed_c10d.py", 3245
+                )
+            )
+            == first[0]
+            == last[0]
+        )
+        assert 3 == len(first)
+        assert [] == dumps.frames(0, [])
+
+    def test_rows_of_kept(self, job, tmp_path):
+        """
+        Rows count the records that are there.
+        """
+        path = make_dumps(tmp_path, job)[0]
+        data = pickle.loads(path.read_bytes())
+        data["entries"][0] = None
+        path.write_bytes(pickle.dumps(data, 2))
+
+        dumps = read_dumps(tmp_path)
+
+        assert "all_gather" == dumps.frames(0, [0])[0][0].name
+
+    def test_gone(self, job, tmp_path):
+        """
+        If the file is gone, stacks are empty.
+        """
+        path = make_dumps(tmp_path, job)[0]
+        dumps = read_dumps(tmp_path)
+        path.unlink()
+
+        assert [(), ()] == dumps.frames(0, [0, 1])
+
+    def test_travels(self, job, tmp_path):
+        """
+        Dumps can be sent to another process, which can read the stacks.
+        """
+        make_dumps(tmp_path, job)
+
+        dumps = pickle.loads(pickle.dumps(read_dumps(tmp_path)))
+
+        assert 3 == len(dumps.frames(0, [0])[0])
+
+
+class TestArguments:
+    def test_ranks(self, job, tmp_path):
+        """
+        Only the ranks that are wanted are read.
+        """
+        make_dumps(tmp_path, job)
+
+        assert (1, 3) == read_dumps(tmp_path, ranks=[3, 1]).ranks
+        assert () == read_dumps(tmp_path, ranks=[9]).ranks
+
+    def test_ranks_of_sidecars(self, job, tmp_path):
+        """
+        So it is for side-cars.
+        """
+        for rank, path in make_dumps(tmp_path, job).items():
+            note(path, rank)
+
+        dumps = read_dumps(tmp_path, ranks=[1])
+
+        assert (1,) == dumps.ranks == tuple(dumps.sidecars)
+
+    def test_paths(self, job, tmp_path):
+        """
+        A file, or several places, will do.
+        """
+        paths = make_dumps(tmp_path, job)
+
+        assert (2,) == read_dumps(paths[2]).ranks
+        assert (0, 2) == read_dumps([paths[2], str(paths[0])]).ranks
+
+    def test_executor(self, job, tmp_path):
+        """
+        Decoding may happen elsewhere.
+        """
+        make_dumps(tmp_path, job)
+
+        with ThreadPoolExecutor(1) as executor:
+            dumps = read_dumps(tmp_path, executor=executor)
+
+        assert (0, 1, 2, 3) == dumps.ranks
+
+    def test_progress(self, job, tmp_path):
+        """
+        Progress is told after each file.
+        """
+        make_dumps(tmp_path, job)
+        seen = []
+
+        read_dumps(tmp_path, progress=lambda *now: seen.append(now))
+
+        assert [(1, 4), (2, 4), (3, 4), (4, 4)] == seen
+
+    def test_nothing(self, tmp_path):
+        """
+        Where there is no dump, what to do is told.
+        """
+        (tmp_path / "notes.txt").write_text("x", encoding="utf-8")
+
+        with pytest.raises(NoDumpsError, match="no Flight Recorder") as info:
+            read_dumps(tmp_path)
+
+        assert "switch recording on" in info.value.remedy
+
+    def test_nowhere(self, tmp_path):
+        """
+        A place that does not exist has no dumps.
+        """
+        with pytest.raises(NoDumpsError, match="no such file or folder"):
+            read_dumps(tmp_path / "none")
+
+    def test_one_place_is_gone(self, job, tmp_path):
+        """
+        Of several places one may not exist.
+        """
+        make_dumps(tmp_path / "a", job)
+
+        dumps = read_dumps([tmp_path / "a", tmp_path / "b"])
+
+        assert (0, 1, 2, 3) == dumps.ranks
+        assert [
+            (None, "b", "cannot be read: No such file or directory")
+        ] == reasons(dumps)
+
+
+class TestForeignFiles:
+    def test_silence(self, job, tmp_path):
+        """
+        What is no dump, and not called like one, is not mentioned.
+        """
+        make_dumps(tmp_path, job)
+        (tmp_path / "notes.txt").write_text("rank 3", encoding="utf-8")
+        (tmp_path / "rank_3.log").write_text("step 1", encoding="utf-8")
+        (tmp_path / "pyspy_n1_4711.json").write_text("[]", encoding="utf-8")
+        (tmp_path / "stacks_rank_2.json").write_text("{}", encoding="utf-8")
+        (tmp_path / "model.pkl").write_bytes(pickle.dumps({"version": [1]}))
+
+        dumps = read_dumps(tmp_path)
+
+        assert (0, 1, 2, 3) == dumps.ranks
+        assert () == dumps.problems
+
+    @pytest.mark.parametrize(
+        ("content", "reason"),
+        [
+            (b"", "the file is empty"),
+            (b"\x00\x01\x02", "it is neither a pickle nor JSON"),
+            (b"Killed", "it is neither a pickle nor JSON"),
+        ],
+    )
+    def test_broken(self, job, tmp_path, content, reason):
+        """
+        What is called like the other dumps, but is none, is a problem.
+        """
+        make_dumps(tmp_path, job)[1].write_bytes(content)
+
+        dumps = read_dumps(tmp_path)
+
+        assert (0, 2, 3) == dumps.ranks
+        assert [(1, "nccl_trace_rank_1", reason)] == reasons(dumps)
+
+    def test_all_empty(self, tmp_path):
+        """
+        Where everything is broken, everything is a problem.
+        """
+        for rank in range(2):
+            (tmp_path / f"nccl_trace_rank_{rank}").touch()
+
+        dumps = read_dumps(tmp_path)
+
+        assert () == dumps.ranks
+        assert [0, 1] == [p.rank for p in dumps.problems]
+
+    def test_truncated(self, job, tmp_path):
+        """
+        The whole records of a dump that was cut are used, and it is told.
+        """
+        path = make_dumps(tmp_path, job)[0]
+        path.write_bytes(path.read_bytes()[:-200])
+
+        dumps = read_dumps(tmp_path)
+
+        assert dumps[0].truncated
+        assert 5 == len(dumps[0].entries)
+        ((rank, _, reason),) = reasons(dumps)
+        assert 0 == rank
+        assert reason.startswith(
+            "damaged: only 5 records could be read: the file ends too early"
+        )
+
+    def test_some_records(self, job, tmp_path):
+        """
+        Records that cannot be read are counted.
+        """
+        path = make_dumps(tmp_path, job)[0]
+        data = pickle.loads(path.read_bytes())
+        data["entries"][2:4] = [None, {"profiling_name": 3}]
+        path.write_bytes(pickle.dumps(data, 4))
+
+        dumps = read_dumps(tmp_path)
+
+        assert [(0, path.name, "2 of 7 records cannot be read")] == reasons(
+            dumps
+        )
+        assert 5 == len(dumps[0].entries)
+
+    def test_code(self, job, tmp_path):
+        """
+        Code is named, not run, and cannot steer the terminal.
+        """
+        path = make_dumps(tmp_path, job)[0]
+        path.write_bytes(b"\x80\x02cos\x1b[31m\nsystem\n(X\x02\0\0\0idtR.")
+
+        dumps = read_dumps(tmp_path)
+
+        assert [
+            (
+                0,
+                path.name,
+                "it asks for the code os.system, which was refused",
+            )
+        ] == reasons(dumps)
+
+    def test_unknown_rank(self, tmp_path):
+        """
+        A dump of nobody knows whom is a problem.
+        """
+        job = SimulatedJob(2)
+        job.collective("all_reduce")
+        make_dumps(tmp_path, job)[0].rename(tmp_path / "trace")
+
+        dumps = read_dumps(tmp_path)
+
+        assert (1,) == dumps.ranks
+        assert "tells the rank" in dumps.problems[0].reason
+
+    def test_rank_from_groups(self, job, tmp_path):
+        """
+        If only one rank is in all its groups, it must be that one.
+        """
+        row = job.new_group([0, 2], "dp")
+        job.collective("all_reduce", row)
+        make_dumps(tmp_path, job)[2].rename(tmp_path / "trace")
+
+        dumps = read_dumps(tmp_path / "trace")
+
+        assert (2,) == dumps.ranks
+        assert 2 == dumps[2].rank
+
+    def test_nonsense_answer(self, job, tmp_path, monkeypatch):
+        """
+        A child that was taken over cannot do harm.
+        """
+        paths = make_dumps(tmp_path, job)
+        messages = [b"", pack({"version": 1}), pack({"failure": "x", "y": 1})]
+
+        def taken_over(names, **options):
+            return zip(names, messages, strict=False)
+
+        monkeypatch.setattr(read, "decode_files", taken_over)
+
+        dumps = read_dumps(tmp_path)
+
+        assert () == dumps.ranks
+        assert [0, 1, 2] == [p.rank for p in dumps.problems]
+        assert len(paths) == 4
+
+
+class TestSeveralFiles:
+    def test_newer_content(self, job, tmp_path):
+        """
+        Of two dumps of a rank the one with the later record is used.
+        """
+        make_dumps(tmp_path / "a", job)
+        job.collective("barrier")
+        make_dumps(tmp_path / "b", job, missing=[0, 1, 2])
+
+        dumps = read_dumps(tmp_path)
+
+        assert str(tmp_path / "b" / "nccl_trace_rank_3") == dumps[3].path
+        assert [
+            (
+                3,
+                "nccl_trace_rank_3",
+                "not used: nccl_trace_rank_3 is newer",
+            )
+        ] == reasons(dumps)
+
+    def test_same_as_json(self, job, tmp_path):
+        """
+        The same dump as JSON is passed over in silence.
+        """
+        paths = make_dumps(tmp_path, job)
+        make_dumps(tmp_path, job, as_json=True)
+
+        dumps = read_dumps(tmp_path)
+
+        assert () == dumps.problems
+        assert str(paths[0]) == dumps[0].path
+
+    def test_same_process(self, job, tmp_path):
+        """
+        Older dumps of the same process are passed over in silence.
+        """
+        same = {"pid": 7, "started": 5.0, "job": "a"}
+        old = make_dumps(tmp_path, job, prefix="1_rank_")[0]
+        new = make_dumps(tmp_path, job, prefix="2_rank_")[0]
+        note(old, 0, written=6.0, **same)
+        note(new, 0, written=7.0, **same)
+
+        dumps = read_dumps(tmp_path, ranks=[0])
+
+        assert str(new) == dumps[0].path
+        assert 7.0 == dumps.sidecars[0].written == dumps[0].sidecar.written
+        assert () == dumps.problems
+
+    def test_newest_is_broken(self, job, tmp_path):
+        """
+        If the newest dump of a process is broken, the one before is used.
+        """
+        old = make_dumps(tmp_path, job, prefix="1_rank_")[0]
+        new = make_dumps(tmp_path, job, prefix="2_rank_")[0]
+        new.write_bytes(b"")
+        note(old, 0, written=6.0)
+        note(new, 0, written=7.0)
+        seen = []
+
+        dumps = read_dumps(
+            [old.parent], ranks=[0], progress=lambda *now: seen.append(now)
+        )
+
+        assert str(old) == dumps[0].path
+        assert [(0, new.name, "the file is empty")] == reasons(dumps)
+        assert [(1, 2), (2, 2)] == seen
+
+    def test_earlier_notes(self, job, tmp_path):
+        """
+        What the same process noted before is kept; not what another one did.
+        """
+        notes = [(5.0, 4.0, 6), (6.0, 6.5, 7), (6.0, 6.1, 7), (6.0, 7.0, 7)]
+        for n, (started, written, pid) in enumerate(notes):
+            path = make_dumps(tmp_path, job, prefix=f"{n}_rank_")[0]
+            note(path, 0, started=started, written=written, pid=pid)
+
+        dumps = read_dumps(tmp_path, ranks=[0])
+
+        assert 7.0 == dumps.sidecars[0].written
+        assert [6.1, 6.5] == [s.written for s in dumps.earlier[0]]
+
+    def test_earlier_process(self, job, tmp_path):
+        """
+        What an earlier process of the rank left is stale.
+        """
+        old = make_dumps(tmp_path, job, prefix="1_rank_")[0]
+        new = make_dumps(tmp_path, job, prefix="2_rank_")[0]
+        note(old, 0, started=6.0, pid=1)
+        note(new, 0, started=7.0, pid=2)
+
+        dumps = read_dumps(tmp_path, ranks=[0])
+
+        assert str(new) == dumps[0].path
+        assert [
+            (0, old.name, f"stale: {new.name} is of a later process")
+        ] == reasons(dumps)
+
+    def test_earlier_job(self, job, tmp_path):
+        """
+        What an earlier run of the job left is stale, as are its side-cars.
+        """
+        for rank, path in make_dumps(tmp_path, job).items():
+            run = 1 if rank == 2 else 2
+            note(path, rank, job=f"run{run}", started=1000.0 * run)
+
+        dumps = read_dumps(tmp_path)
+
+        assert (0, 1, 3) == dumps.ranks == tuple(dumps.sidecars)
+        assert [
+            (
+                2,
+                "nccl_trace_rank_2",
+                "stale: an earlier run of the job left it",
+            )
+        ] == reasons(dumps)
+
+    def test_only_sidecars(self, job, tmp_path):
+        """
+        Side-cars without dumps are kept.
+        """
+        paths = make_dumps(tmp_path, job)
+        for rank, path in paths.items():
+            note(path, rank, world_size=8)
+            path.unlink()
+
+        dumps = read_dumps(tmp_path)
+
+        assert () == dumps.ranks
+        assert [0, 1, 2, 3] == list(dumps.sidecars)
+        assert 8 == dumps.world_size
+
+    def test_broken_sidecar(self, job, tmp_path):
+        """
+        A broken side-car is a problem, and its dump is used.
+        """
+        path = make_dumps(tmp_path, job)[0]
+        broken = path.with_name(path.name + SIDECAR_SUFFIX)
+        broken.write_text("{", encoding="utf-8")
+
+        dumps = read_dumps(tmp_path)
+
+        assert 0 in dumps.ranks
+        (problem,) = dumps.problems
+        assert isinstance(problem, Missing)
+        assert "sidecar" == problem.what

@@ -1,0 +1,262 @@
+"""
+Which rank makes all others wait, again and again?
+"""
+
+from __future__ import annotations
+
+import random
+
+import attrs
+import numpy as np
+import pytest
+
+from distdebug.findings import Cause
+from distdebug.flight_recorder import analyze_dumps, clock_offsets_ns
+from distdebug.testing import SimulatedJob
+
+
+def train(late, *, world=4, steps=40, group=None, job=None):
+    """
+    A step per second; *late* gives the delays of each step.
+    """
+    job = job or SimulatedJob(world)
+    for i in range(steps):
+        job.collective("all_reduce", group, late=late(i))
+        job.wait(1.0)
+    return job
+
+
+def verdict_of(dumps):
+    """
+    Cause, ranks, and the sentence.
+    """
+    v = analyze_dumps(dumps).verdict
+    return v.cause, v.ranks, v.summary
+
+
+HEALTHY = (Cause.HEALTHY, ())
+RANK_2 = (Cause.STRAGGLER, (2,))
+
+
+class TestHost:
+    def test_always_late(self, dumps_of):
+        """
+        A rank that is late in every step is named, with what it costs.
+        """
+        dumps = dumps_of(
+            train(lambda i: {2: 0.5}), hosts=dict.fromkeys(range(4), "n")
+        )
+
+        cause, ranks, summary = verdict_of(dumps)
+
+        assert RANK_2 == (cause, ranks)
+        assert (
+            "rank 2 is slow on its host: all others wait 500.0 ms for it "
+            "again and again in group 'default_pg', 33% of the time" == summary
+        )
+
+    def test_evidence(self, dumps_of):
+        """
+        The times of the dumps are what it rests on.
+        """
+        dumps = dumps_of(
+            train(lambda i: {2: 0.5} if i % 2 else {}),
+            hosts=dict.fromkeys(range(4), "n"),
+        )
+
+        (evidence,) = analyze_dumps(dumps).verdict.evidence
+
+        assert "rank 2, times of calls #1 to #40" == evidence.location
+        assert "the others wait for rank 2 in 20 of 40 calls" == evidence.quote
+        assert dumps[2].path == evidence.source
+
+    def test_often_late(self, dumps_of):
+        """
+        It need not be late in every step, whatever the clocks are.
+        """
+        job = train(lambda i: {2: 0.5} if i % 2 else {})
+        offsets = {0: -3.0, 1: 40.0, 2: 1.0}
+
+        cause, ranks, _ = verdict_of(dumps_of(job, clock_offsets_s=offsets))
+
+        assert RANK_2 == (cause, ranks)
+
+    def test_clock(self, dumps_of):
+        """
+        A clock that is ahead makes no straggler.
+        """
+        job = train(lambda i: {})
+
+        cause, ranks, _ = verdict_of(dumps_of(job, clock_offsets_s={2: 0.5}))
+
+        assert HEALTHY == (cause, ranks)
+
+    def test_in_turn(self, dumps_of):
+        """
+        If everybody is late in turn, nobody is to blame.
+        """
+        job = train(lambda i: {i % 4: 0.5})
+
+        assert HEALTHY == verdict_of(dumps_of(job))[:2]
+
+    @pytest.mark.parametrize("seed", range(5))
+    def test_by_chance(self, dumps_of, seed):
+        """
+        Nor if chance has it that one is late more often.
+        """
+        toss = random.Random(seed)
+        job = train(lambda i: {toss.randrange(2): 0.5}, world=2, steps=10)
+
+        assert HEALTHY == verdict_of(dumps_of(job))[:2]
+
+    def test_too_little(self, dumps_of):
+        """
+        Some milliseconds on a host are no matter.
+        """
+        dumps = dumps_of(
+            train(lambda i: {2: 0.003}), hosts=dict.fromkeys(range(4), "n")
+        )
+
+        assert HEALTHY == verdict_of(dumps)[:2]
+
+    def test_few_calls(self, dumps_of):
+        """
+        A few calls prove no habit.
+        """
+        job = train(lambda i: {2: 0.5}, steps=7)
+
+        assert HEALTHY == verdict_of(dumps_of(job))[:2]
+
+    def test_victim_elsewhere(self, dumps_of):
+        """
+        Who waits for a straggler in one group is as late as it in another:
+        only the one that is late everywhere is to blame.
+        """
+        job = SimulatedJob(4)
+        tp = [job.new_group([0, 1], "tp"), job.new_group([2, 3], "tp")]
+        dp = [job.new_group([0, 2], "dp"), job.new_group([1, 3], "dp")]
+        for _ in range(40):
+            now = job.clock
+            job.collective("all_reduce", tp[0])
+            job.clock = now
+            job.collective("all_reduce", tp[1], late={2: 0.5})
+            for group in (*dp, job.world):
+                job.clock = now + 0.01
+                job.collective("all_reduce", group, late={2: 0.5, 3: 0.5})
+            job.wait(1.0)
+
+        dumps = dumps_of(job, hosts=dict.fromkeys(range(4), "n"))
+
+        assert RANK_2 == verdict_of(dumps)[:2]
+        assert 1 == len(analyze_dumps(dumps).findings)
+
+    def test_common_cause(self, dumps_of):
+        """
+        Two that are equally late wait for something else.
+        """
+        job = SimulatedJob(4)
+        tp = [job.new_group([0, 1], "tp"), job.new_group([2, 3], "tp")]
+        dp = [job.new_group([0, 2], "dp"), job.new_group([1, 3], "dp")]
+        for _ in range(40):
+            now = job.clock
+            for group in (*tp, *dp):
+                job.clock = now
+                job.collective("all_reduce", group, late={2: 0.5, 3: 0.5})
+            job.wait(1.0)
+
+        dumps = dumps_of(job, hosts=dict.fromkeys(range(4), "n"))
+
+        assert HEALTHY == verdict_of(dumps)[:2]
+
+    def test_different_rings(self, dumps_of):
+        """
+        Only calls that all ranks have on record are compared.
+        """
+        job = SimulatedJob(4)
+        pair = job.new_group([0, 1], "tp")
+        for _ in range(40):
+            job.collective("all_reduce", late={2: 0.5})
+            job.collective("all_reduce", pair)
+            job.wait(1.0)
+
+        cause, ranks, _ = verdict_of(
+            dumps_of(job, ring=40, hosts=dict.fromkeys(range(4), "n"))
+        )
+
+        assert RANK_2 == (cause, ranks)
+
+
+class TestDevice:
+    def test_measured(self, dumps_of):
+        """
+        With timing, the shortest collectives are those of who comes last.
+        """
+        cause, ranks, summary = verdict_of(
+            dumps_of(train(lambda i: {2: 0.2}), timed=True)
+        )
+
+        assert RANK_2 == (cause, ranks)
+        assert "on its host" in summary
+
+    def test_slow_device(self, dumps_of):
+        """
+        If it enqueued in time, its device is slow.
+        """
+        job = train(lambda i: {2: 0.2})
+        for rank, records in job.records.items():
+            if rank == 2:
+                job.records[rank] = [
+                    r._replace(created=other.created)
+                    for r, other in zip(records, job.records[0], strict=True)
+                ]
+        dumps = dumps_of(job, timed=True)
+        entries = dumps[2].entries
+        slow = attrs.evolve(entries, duration_ms=np.full(len(entries), 0.5))
+        dumps.by_rank[2] = attrs.evolve(dumps[2], entries=slow)
+
+        cause, ranks, summary = verdict_of(dumps)
+
+        assert RANK_2 == (cause, ranks)
+        assert "on its device" in summary
+
+
+class TestClocks:
+    def test_ends_agree(self):
+        """
+        Everyone notices the end of a collective at the same time, so ends
+        tell by how much clocks differ.
+        """
+        ends = np.arange(1, 21) * 1e9
+        completed = np.stack([ends, ends + 5e8, ends - 1e8])
+
+        offsets, doubt = clock_offsets_ns(completed, ["a", "b", "c"])
+
+        assert [0, 5e8, -1e8] == offsets.tolist()
+        assert 12e6 == doubt
+
+    def test_shared(self):
+        """
+        Ranks of a host share its clock.
+        """
+        ends = np.arange(1, 21) * 1e9
+        completed = np.stack([ends, ends + 5e8, ends + 7e8])
+
+        offsets, _ = clock_offsets_ns(completed, ["a", "b", "b"])
+
+        assert offsets[1] == offsets[2]
+
+    def test_one_host(self):
+        """
+        On one host there is nothing to correct, and no doubt.
+        """
+        offsets, doubt = clock_offsets_ns(np.zeros((2, 3)), ["a", "a"])
+
+        assert ([0, 0], 0.0) == (offsets.tolist(), doubt)
+
+    def test_no_ends(self):
+        """
+        Without ends, anything may be.
+        """
+        offsets, doubt = clock_offsets_ns(np.zeros((2, 3)), ["a", "b"])
+
+        assert ([0, 0], np.inf) == (offsets.tolist(), doubt)

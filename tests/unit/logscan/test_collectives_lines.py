@@ -1,0 +1,576 @@
+"""
+Tests of what is read out of single lines about collectives.
+"""
+
+import gzip
+import os
+
+import pytest
+
+from distdebug.errors import LogError, NoLogsError
+from distdebug.logscan import rank_origins, read_collective_logs
+from distdebug.logscan.collectives import LogGroup, WorkTimeout
+from distdebug.logscan.collectives.rows import rows_of_file, rows_of_lines
+
+
+CAUGHT = "Watchdog caught collective operation timeout: "
+RAN = "ran for 600027 milliseconds before timing out."
+
+# One time-out and, from 2.3 on, one status, in the words of each generation.
+GENERATIONS = {
+    "F0": (
+        (
+            f"[E ProcessGroupNCCL.cpp:737] [Rank 1] {CAUGHT}WorkNCCL(SeqNum=78, "
+            f"OpType=ALLREDUCE, Timeout(ms)=600000) {RAN}"
+        ),
+    ),
+    "F1": (
+        (
+            f"[E ProcessGroupNCCL.cpp:475] [Rank 1] {CAUGHT}WorkNCCL(SeqNum=78, "
+            "OpType=ALLREDUCE, NumelIn=16, NumelOut=16, Timeout(ms)=600000) "
+            f"{RAN}"
+        ),
+    ),
+    "F2": (
+        (
+            f"[rank1]:[E ProcessGroupNCCL.cpp:563] [Rank 1] {CAUGHT}WorkNCCL("
+            "SeqNum=78, OpType=ALLREDUCE, NumelIn=16, NumelOut=16, "
+            f"Timeout(ms)=600000) {RAN}"
+        ),
+        (
+            "[rank1]:[E ProcessGroupNCCL.cpp:1537] [PG 0 Rank 1] Timeout at NCCL "
+            "work: 78, last enqueued NCCL work: 79, last completed NCCL work: 77."
+        ),
+    ),
+    "F3": (
+        (
+            "[rank1]:[E321 02:07:08.408271257 ProcessGroupNCCL.cpp:607] [Rank 1] "
+            f"{CAUGHT}WorkNCCL(SeqNum=78, OpType=ALLREDUCE, NumelIn=16, "
+            f"NumelOut=16, Timeout(ms)=600000) {RAN}"
+        ),
+        (
+            "[rank1]:[E321 02:07:08.408300000 ProcessGroupNCCL.cpp:1664] [PG 0 "
+            "Rank 1] Exception (either an error or timeout) detected by watchdog "
+            "at work: 78, last enqueued NCCL work: 79, last completed NCCL work: "
+            "77."
+        ),
+    ),
+    "F4": (
+        (
+            "[rank1]:[E1003 18:37:01.832146912 ProcessGroupNCCL.cpp:607] [Rank 1] "
+            f"{CAUGHT}WorkNCCL(SeqNum=78, OpType=ALLREDUCE, NumelIn=16, "
+            f"NumelOut=16, Timeout(ms)=600000) {RAN}"
+        ),
+        (
+            "[rank1]:[E1003 18:37:01.833575187 ProcessGroupNCCL.cpp:1664] [PG 0 "
+            "(default_pg) Rank 1] Exception (either an error or timeout) detected "
+            "by watchdog at work: 78, last enqueued NCCL work: 79, last completed "
+            "NCCL work: 77."
+        ),
+    ),
+    "F5": (
+        (
+            "[rank1]:[E1206 08:00:01.000000001 ProcessGroupNCCL.cpp:616] [Rank 1] "
+            f"{CAUGHT}WorkNCCL(SeqNum=78, OpType=ALLREDUCE, NumelIn=16, "
+            f"NumelOut=16, Timeout(ms)=600000) {RAN}"
+        ),
+        (
+            "[rank1]:[E1206 08:00:01.000100001 ProcessGroupNCCL.cpp:1785] [PG ID 0 "
+            "PG GUID 0(default_pg) Rank 1] Exception (either an error or timeout) "
+            "detected by watchdog at work: 78, last enqueued NCCL work: 79, last "
+            "completed NCCL work: 77."
+        ),
+    ),
+    "F6": (
+        (
+            "[rank1]:[E810 03:04:10.853447105 ProcessGroupNCCL.cpp:632] [Rank 1] "
+            f"{CAUGHT}WorkNCCL(SeqNum=78, OpType=ALLREDUCE, NumelIn=16, "
+            f"NumelOut=16, Timeout(ms)=600000) {RAN}"
+        ),
+        (
+            "[rank1]:[E810 03:04:10.853547105 ProcessGroupNCCL.cpp:2271] [PG ID 0 "
+            "PG GUID 0(default_pg) Rank 1]  failure detected by watchdog at work "
+            "sequence id: 78 PG status: last enqueued work: 79, last completed "
+            "work: 77"
+        ),
+    ),
+    "F7": (
+        (
+            "[rank1]:[E606 09:09:08.170103647 ProcessGroupNCCL.cpp:757] [Rank 1] "
+            f"{CAUGHT}WorkNCCL(SeqNum=78, OpType=ALLREDUCE, NumelIn=16, "
+            f"NumelOut=16, Timeout(ms)=600000) {RAN}"
+        ),
+        (
+            "[rank1]:[E606 09:09:08.170203647 ProcessGroupNCCL.cpp:2395] [PG ID 0 "
+            "PG GUID 0(default_pg) Rank 1]  failure detected by watchdog at work "
+            "sequence id: 78 PG status: last enqueued work: 79, last started "
+            "work: 78 (ALLREDUCE), last completed work: 77"
+        ),
+    ),
+}
+
+
+def wrapped(line, width):
+    """
+    The rows into which a terminal breaks a line.
+    """
+    return [line[i : i + width] for i in range(0, len(line), width)]
+
+
+def indented(line, width):
+    """
+    The rows into which a logger breaks a line, between words.
+    """
+    rows, row = [], ""
+    for word in line.split():
+        if row and len(row) + len(word) >= width:
+            rows.append(row)
+            row = "          " + word
+        else:
+            row = f"{row} {word}" if row else word
+    return [*rows, row]
+
+
+SHAPES = {
+    "plain": lambda line: [line],
+    "terminal-80": lambda line: wrapped(line, 80),
+    "terminal-97": lambda line: wrapped(line, 97),
+    "logger-70": lambda line: indented(line, 70),
+    "behind-a-bar": lambda line: [
+        " 45%|####5     | 45/100 [00:10<00:12]" + line
+    ],
+    "over-a-bar": lambda line: ["  3%|3  | 3/100 [00:01<?]\r" + line],
+    "ray": lambda line: [f"\x1b[36m(Worker pid=7, ip=10.0.0.2)\x1b[0m {line}"],
+    "torchrun": lambda line: [f"[default1]:{line}"],
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("generation", GENERATIONS)
+def test_every_generation_is_read_in_every_shape(generation, shape):
+    """
+    The time-out and the status are the same, however they are written.
+    """
+    rows = [x for s in GENERATIONS[generation] for x in SHAPES[shape](s)]
+
+    logs = read_collective_logs(rows)
+
+    (timeout,) = logs.timeouts
+    assert (78, "all_reduce", 600.0, 600.027) == (
+        timeout.seq,
+        timeout.op,
+        timeout.timeout,
+        timeout.ran,
+    )
+    assert 1 == timeout.group_rank
+    if generation > "F1":
+        (status,) = logs.statuses
+        assert (1, 78, 79, 77) == (
+            status.rank,
+            status.failed,
+            status.enqueued,
+            status.completed,
+        )
+        assert (78 if generation == "F7" else None) == status.started
+        assert status.group.is_default
+
+
+@pytest.mark.parametrize("width", range(60, 132))
+def test_no_width_of_a_terminal_changes_a_number(width):
+    """
+    Wherever a terminal breaks them, numbers stay whole.
+    """
+    lines = (*GENERATIONS["F6"], *GENERATIONS["F4"])
+
+    logs = read_collective_logs([x for s in lines for x in wrapped(s, width)])
+
+    assert {(78, 16, 16)} == {
+        (x.seq, x.numel_in, x.numel_out) for x in logs.timeouts
+    }
+    assert {(78, 79, 77)} == {
+        (x.failed, x.enqueued, x.completed) for x in logs.statuses
+    }
+
+
+def test_a_number_at_the_very_end_of_a_row_goes_on_in_the_next():
+    """
+    The last number of a status may be broken itself.
+    """
+    line = GENERATIONS["F6"][1].replace("work: 77", "work: 158045")
+    cut = len(line) - 3
+
+    logs = read_collective_logs([*wrapped(line[:-3], cut // 2), "045", "next"])
+
+    assert [None] == [x.completed for x in logs.statuses]
+
+
+def test_garbage_numbers_are_unknown():
+    """
+    Numbers that were never set, or contradict each other, say nothing.
+    """
+    lines = [
+        (
+            "[rank0]: WorkNCCL(SeqNum=18446744073709551615, OpType=COALESCED, "
+            "NumelIn=18446744073709551615, NumelOut=18446744073709551615, "
+            f"Timeout(ms)=600000) {RAN}"
+        ),
+        (
+            "[rank0]:[PG 1 Rank 0] Timeout at NCCL work: 1, last enqueued NCCL "
+            "work: 1, last completed NCCL work: 3452013982."
+        ),
+        (
+            "[rank1]:[PG ID 1 PG GUID 1 Rank 1]  failure detected by watchdog at "
+            "work sequence id: 5 PG status: last enqueued work: 5, last started "
+            "work: -1, last completed work: 4"
+        ),
+        (
+            "[rank2]:[PG ID 1 PG GUID 1 Rank 2]  failure detected by watchdog at "
+            "work sequence id: 1 PG status: last enqueued work: 1, last completed "
+            "work: -1"
+        ),
+    ]
+
+    logs = read_collective_logs(lines)
+
+    assert [(None, None)] == [(x.seq, x.numel_in) for x in logs.timeouts]
+    assert [(1, None, None), (5, None, 4), (1, None, 0)] == [
+        (x.enqueued, x.started, x.completed) for x in logs.statuses
+    ]
+
+
+def test_the_line_that_repeats_a_timeout_adds_nothing():
+    """
+    A thread that ends because of a time-out prints it once more.
+    """
+    first, status = GENERATIONS["F6"]
+    again = (
+        "[rank1]:[E810 03:05:11.149121725 ProcessGroupNCCL.cpp:2057] [PG ID 0 "
+        "PG GUID 0(default_pg) Rank 1] Process group watchdog thread "
+        f"terminated with exception: {first[first.index('[Rank') :]}"
+    )
+
+    logs = read_collective_logs(f"{first}\n{status}\n{again}\n{again}")
+
+    assert {(1, 78)} == {(x.rank, x.seq) for x in logs.timeouts}
+    assert 1 == len(logs.statuses)
+
+
+def test_several_ranks_in_one_line_are_told_apart():
+    """
+    Ranks that write at the same time may lose a line break.
+    """
+    line = GENERATIONS["F6"][0]
+
+    logs = read_collective_logs([line + line.replace("ank1", "ank3")])
+
+    assert [1, 3] == [x.rank for x in logs.timeouts]
+
+
+def test_ranks_within_a_group_are_no_global_ranks():
+    """
+    Only a prefix, or the default group, tells the global rank.
+    """
+    work = f"WorkNCCL(SeqNum=3, OpType=BROADCAST, Timeout(ms)=1000) {RAN}"
+    lines = [
+        f"[rank5]: [Rank 1] {CAUGHT}{work}",
+        f"[PG ID 1 PG GUID 7(tp) Rank 0] thread terminated: {CAUGHT}{work}",
+        f"[PG ID 0 PG GUID 0(default_pg) Rank 6] terminated: {CAUGHT}{work}",
+    ]
+
+    logs = read_collective_logs(lines)
+
+    assert [(5, 1, None), (None, 0, LogGroup("7", "tp"))] == [
+        (x.rank, x.group_rank, x.group) for x in logs.timeouts[:2]
+    ]
+    assert 6 == logs.timeouts[2].rank
+    assert "tp" == str(logs.timeouts[1].group)
+
+
+@pytest.mark.parametrize(
+    ("line", "sender", "enqueued"),
+    [
+        (
+            (
+                "[rank6]:[E703 21:51:54.112142364 ProcessGroupNCCL.cpp:1987] [PG ID"
+                " 0 PG GUID 0(default_pg) Rank 6] Received a dump signal due to a "
+                "collective timeout from  rank 7 and we will try our best to dump "
+                "the debug info. Last enqueued NCCL work: 56116, last completed "
+                "NCCL work: 56116.This is most likely caused by"
+            ),
+            7,
+            56116,
+        ),
+        (
+            (
+                "[rank6]: Received a dump signal due to a collective timeout from "
+                "this local rank and we will try our best to dump the debug info. "
+                "Last enqueued NCCL work: 1, last completed NCCL work: -1."
+            ),
+            None,
+            1,
+        ),
+    ],
+    ids=["other", "own"],
+)
+def test_a_dump_signal_says_who_timed_out(line, sender, enqueued):
+    """
+    It comes from another rank, or from the rank itself.
+    """
+    (signal,) = read_collective_logs([line]).dump_signals
+
+    assert (6, sender, enqueued) == (
+        signal.rank,
+        signal.sender,
+        signal.enqueued,
+    )
+
+
+def test_heartbeats_are_read():
+    """
+    Both sentences of the thread that watches the watchdog are known.
+    """
+    lines = [
+        (
+            "[rank2]:[F ProcessGroupNCCL.cpp:1214] [PG 0 Rank 2] [PG 0 Rank 2] "
+            "ProcessGroupNCCL's watchdog got stuck for 480 seconds without making "
+            "progress in monitoring enqueued collectives."
+        ),
+        (
+            "[rank3]:[E ProcessGroupNCCL.cpp:1182] [PG 0 Rank 3] Heartbeat monitor "
+            "timed out! Process will be terminated after dumping debug info. "
+            "workMetaList_.size()=2"
+        ),
+    ]
+
+    logs = read_collective_logs(lines)
+
+    assert [(2, 480.0), (3, None)] == [
+        (x.rank, x.seconds) for x in logs.heartbeats
+    ]
+
+
+def test_a_blocking_wait_is_a_timeout():
+    """
+    The thread of the user waited itself.
+    """
+    line = (
+        "[rank1]: torch.distributed.DistBackendError: Work WorkNCCL(SeqNum=5, "
+        "OpType=BROADCAST, NumelIn=2, NumelOut=2, Timeout(ms)=1000) timed out "
+        "in blocking wait."
+    )
+
+    (timeout,) = read_collective_logs([line]).timeouts
+
+    assert (True, "broadcast", None) == (
+        timeout.blocking,
+        timeout.op,
+        timeout.ran,
+    )
+
+
+def test_desync_reports_are_read():
+    """
+    Torch's own comparison has three kinds of sentences.
+    """
+    lines = [
+        "\t - [0] Timeout at collective: BROADCAST, #3",
+        (
+            "\t - To our best knowledge, ranks [4, 7] are the lagging ranks that "
+            "caused this timeout. They never joined any collectives"
+        ),
+        "\t   - [1, 2] joined but didn't finish collective #9 (count from 1)",
+        (
+            "\t     [3] finished collective #9, but didn't join collective #10 "
+            "(count from 1)"
+        ),
+    ]
+
+    logs = read_collective_logs(lines)
+
+    assert [
+        ("absent", (4, 7), None),
+        ("joined", (1, 2), 9),
+        ("finished", (3,), 9),
+    ] == [(x.kind, x.members, x.seq) for x in logs.desyncs]
+
+
+def test_files_tell_their_ranks_and_lines_their_places(tmp_path):
+    """
+    A rank comes from the name of a file if no line tells it.
+    """
+    line = GENERATIONS["F1"][0]
+    (tmp_path / "rank_3.log").write_text(f"hello\n\n{line}\n")
+    with gzip.open(tmp_path / "global_rank4.log.gz", "wt") as file:
+        file.write(line)
+
+    logs = read_collective_logs(tmp_path)
+
+    assert [(4, 1), (3, 3)] == [(x.rank, x.line) for x in logs.timeouts]
+    assert str(tmp_path / "rank_3.log") == logs.timeouts[1].source
+    assert [3, 4] == list(rank_origins(logs))
+
+
+def test_folders_of_torchrun_tell_ranks_on_one_node_only(tmp_path):
+    """
+    Its folders count the ranks of a node, and its attempts.
+    """
+    line = GENERATIONS["F1"][0]
+    for node in ("a", "b"):
+        folder = tmp_path / node / "attempt_1" / "2"
+        folder.mkdir(parents=True)
+        (folder / "stderr.log").write_text(line)
+
+    one = read_collective_logs(tmp_path / "a")
+    two = read_collective_logs([tmp_path / "a", str(tmp_path / "b")])
+
+    assert [(2, 1)] == [(x.rank, x.attempt) for x in one.timeouts]
+    assert [None, None] == [x.rank for x in two.timeouts]
+    assert 2 == one.attempts
+
+
+def test_bad_files_lose_nobody_else(tmp_path):
+    """
+    What cannot be read is told.
+    """
+    (tmp_path / "a.log").write_text(GENERATIONS["F6"][0])
+    (tmp_path / "b.log.gz").write_text("no gzip")
+    os.mkfifo(tmp_path / "c.log")
+
+    logs = read_collective_logs(
+        [tmp_path / "a.log", tmp_path / "b.log.gz", tmp_path / "c.log"]
+    )
+
+    assert 1 == len(logs.timeouts)
+    assert [str(tmp_path / "c.log"), str(tmp_path / "b.log.gz")] == [
+        x.source for x in logs.missing
+    ]
+
+
+def test_no_log_at_all_is_an_error(tmp_path):
+    """
+    The error names what was looked for.
+    """
+    with pytest.raises(NoLogsError, match=r"nope\.log"):
+        read_collective_logs(str(tmp_path / "nope.log"))
+    with pytest.raises(NoLogsError, match="no log"):
+        read_collective_logs(tmp_path)
+    with pytest.raises(LogError, match="not 0"):
+        read_collective_logs([], world_size=0)
+
+
+def test_lines_may_come_one_by_one():
+    """
+    A generator is read, too.
+    """
+    logs = read_collective_logs(x for x in GENERATIONS["F6"])
+
+    assert 1 == len(logs.timeouts)
+    assert () == read_collective_logs([]).records
+
+
+def test_results_are_plain_data():
+    """
+    Everything can be turned into JSON and shown.
+    """
+    logs = read_collective_logs(SHAPES["ray"](GENERATIONS["F6"][0]))
+
+    assert "all_reduce" == logs.to_dict()["timeouts"][0]["op"]
+    assert "WorkTimeout" == logs.to_records()[0]["kind"]
+    assert "WorkTimeout" in str(logs)
+    assert "no line" in str(read_collective_logs([]))
+    assert (7, "10.0.0.2") == (
+        rank_origins(logs)[1].pid,
+        rank_origins(logs)[1].ip,
+    )
+
+
+def test_escape_sequences_do_not_reach_the_quotes():
+    """
+    What a job wrote is cleaned.
+    """
+    line = GENERATIONS["F6"][0] + "\x1b]0;evil\x07\x07"
+
+    (timeout,) = read_collective_logs([line]).timeouts
+
+    assert timeout.quote.isprintable()
+
+
+def test_rows_near_hits_have_their_numbers(tmp_path):
+    """
+    Blocks without a hit are skipped, and lines are still counted.
+    """
+    filler = "x" * 99 + "\n"
+    hit = "NCCL WARN\n"
+    text = filler * 30_000 + hit + filler * 30_000 + hit + "end"
+    path = tmp_path / "a.log"
+    path.write_text(text)
+
+    hits = [x.number for x in rows_of_file(path) if x.is_hit]
+    numbers = {x.number: x.text for x in rows_of_file(path)}
+
+    assert [30_001, 60_002] == hits
+    assert [*range(30_001, 30_010), 60_002, 60_003] == list(numbers)
+    assert "end" == numbers[60_003]
+
+
+def test_lines_and_files_give_the_same_rows(tmp_path):
+    """
+    Every row near a hit is the same in both.
+    """
+    lines = [f"line {i}" for i in range(40)]
+    lines[0] = lines[20] = lines[39] = "NCCL version 2"
+    path = tmp_path / "a.log"
+    path.write_text("\n".join(lines))
+
+    of_lines = {x.number: x for x in rows_of_lines(lines)}
+    of_file = list(rows_of_file(path))
+
+    assert of_file == [of_lines[x.number] for x in of_file]
+    assert [*range(1, 10), *range(21, 30), 40] == [x.number for x in of_file]
+
+
+def test_a_line_without_an_end_is_bounded(tmp_path):
+    """
+    Megabytes without a line break do not fill the memory.
+    """
+    path = tmp_path / "a.log"
+    path.write_bytes(b"\0" * (5 << 20) + b"\nNCCL version 2.21.5\n")
+
+    logs = read_collective_logs(path)
+
+    assert ["2.21.5"] == [x.text for x in logs.notes]
+    assert 2 == logs.notes[0].line
+
+
+def test_too_many_lines_are_counted(monkeypatch):
+    """
+    What is not kept is told.
+    """
+    monkeypatch.setattr("distdebug.logscan.collectives.kept._MOST", 2)
+    line = GENERATIONS["F6"][0]
+    lines = [line.replace("SeqNum=78", f"SeqNum={i}") for i in range(5)]
+
+    logs = read_collective_logs(lines)
+
+    assert 2 == len(logs.timeouts)
+    assert ["3 lines of this kind are more than are kept"] == [
+        x.reason for x in logs.missing
+    ]
+
+
+@pytest.mark.parametrize("op", ["SEND", "RECV"])
+def test_calls_between_two_ranks_are_known(op):
+    """
+    Their numbers mean nothing to other ranks.
+    """
+    timeout = WorkTimeout(seq=1, op=op.lower())
+
+    assert timeout.is_p2p
+
+
+def test_no_job_has_so_many_ranks():
+    """
+    A number of ranks that no job can have is an error, however long it is.
+    """
+    with pytest.raises(LogError, match="not so many"):
+        read_collective_logs(["x\n"], world_size=10**5000)

@@ -1,0 +1,750 @@
+"""
+Tests of what stores, Gloo, torch's own checks, and NCCL tell.
+"""
+
+import pytest
+
+from distdebug.findings import Cause
+from distdebug.logscan import (
+    collective_findings,
+    rank_origins,
+    read_collective_logs,
+)
+
+
+OWN = (
+    "[rank{0}]: RuntimeError: Detected mismatch between collectives on ranks. "
+    "Rank {0} is running collective: "
+)
+TENSOR = (
+    "CollectiveFingerPrint(SequenceNumber={0}, OpType={1}, TensorShape=[{2}], "
+    "TensorDtypes={3}, TensorDeviceTypes=TensorOptions(dtype=float (default), "
+    "device=cpu, layout=Strided (default), requires_grad=false (default), "
+    "pinned_memory=false (default), memory_format=(nullopt)))"
+)
+
+
+def finger(rank, mine, other, theirs):
+    """
+    A complaint of the wrapper that compares calls.
+    """
+    return (
+        f"{OWN.format(rank)}{mine}, but Rank {other} is running collective: "
+        f"{theirs}.Collectives differ in the following aspects:"
+    )
+
+
+def tensor(op="ALLREDUCE", shape="3", seq=1, dtype="Float"):
+    """
+    The finger print of a call with a tensor.
+    """
+    return TENSOR.format(seq, op, shape, dtype)
+
+
+def findings(lines, world_size=None):
+    """
+    What is found in these lines.
+    """
+    return collective_findings(
+        read_collective_logs(lines, world_size=world_size)
+    )
+
+
+@pytest.mark.parametrize(
+    ("theirs", "cause"),
+    [
+        (tensor("BROADCAST"), Cause.TYPE_MISMATCH),
+        (tensor(shape="3, 4"), Cause.SIZE_MISMATCH),
+        (tensor(dtype="Double"), Cause.DTYPE_MISMATCH),
+        (tensor(seq=4), Cause.SKIPPED_COLLECTIVE),
+    ],
+    ids=["op", "shape", "dtype", "number"],
+)
+def test_the_rank_that_calls_something_else_is_named(theirs, cause):
+    """
+    Everybody complains, and the majority is right.
+    """
+    lines = [
+        finger(0, tensor(), 2, theirs),
+        finger(1, tensor(), 2, theirs),
+        finger(2, theirs, 0, tensor()),
+    ]
+
+    (finding, *others) = findings(lines)
+
+    assert (cause, (2,), "certain") == (
+        finding.cause,
+        finding.ranks,
+        finding.confidence,
+    )
+    assert [] == others
+    assert ("all_reduce", 1) == (
+        finding.collective.op,
+        finding.collective.seq,
+    )
+
+
+def test_what_a_rank_says_of_another_one_may_be_nonsense():
+    """
+    Without a tensor the lengths differ, and torch reads a length as an
+    operation.
+    """
+    barrier = "CollectiveFingerPrint(SequenceNumber=1OpType=BARRIER)"
+    nonsense = "CollectiveFingerPrint(SequenceNumber=0OpType=GATHER)"
+    lines = [
+        finger(0, tensor(), 2, nonsense),
+        finger(1, tensor(), 2, nonsense),
+    ]
+
+    (hearsay,) = findings(lines)
+    (told,) = findings([*lines, finger(2, barrier, 0, nonsense)])
+
+    assert (2,) == hearsay.ranks
+    assert "called something else" in hearsay.summary
+    assert "called barrier where" in told.summary
+
+
+def test_two_ranks_that_differ_are_both_suspects():
+    """
+    There is no majority.
+    """
+    (finding,) = findings([finger(1, tensor(), 0, tensor("REDUCE"))])
+
+    assert ((0, 1), "possible") == (finding.ranks, finding.confidence)
+    assert "cannot be told who is wrong" in finding.summary
+
+
+def test_finger_prints_that_do_not_differ_are_told_as_they_are():
+    """
+    Only the first tensor is printed; another one may differ.
+    """
+    (finding,) = findings([finger(1, tensor(), 0, tensor())])
+
+    assert Cause.TYPE_MISMATCH == finding.cause
+    assert "something else" in finding.summary
+
+
+def test_old_finger_prints_have_no_number():
+    """
+    Torch 1.x printed the operation only.
+    """
+    old = "CollectiveFingerPrint(OpType=ALLGATHER"
+    shaped = (
+        f"{old}, TensorShape=[4], TensorDtypes=Float, TensorDeviceTypes=x)"
+    )
+
+    (finding,) = findings(
+        [finger(0, shaped, 2, f"{old})"), finger(1, shaped, 2, f"{old})")]
+    )
+
+    assert (2,) == finding.ranks
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        (
+            "[rank0]: RuntimeError: [Rank 0]: Ranks 3, 5 failed to pass "
+            "monitoredBarrier in 30000 ms"
+        ),
+        (
+            "[Rank 0]: Rank 3 failed to pass monitoredBarrier in 30000 ms\n"
+            "[Rank 0]: Rank 5 timed out in monitoredBarrier after 30000 ms."
+        ),
+    ],
+    ids=["together", "one-by-one"],
+)
+def test_a_monitored_barrier_names_who_did_not_come(line):
+    """
+    The first rank knows.
+    """
+    lines = [
+        *line.split("\n"),
+        (
+            "[rank1]: RuntimeError: Rank 1 successfully reached monitoredBarrier, "
+            "but received errors while waiting for send/recv from rank 0. Please "
+            "check rank 0 logs for faulty rank."
+        ),
+        (
+            "[rank1]: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] "
+            "Connection closed by peer [127.0.0.1]:25001"
+        ),
+    ]
+
+    (finding,) = findings(lines)
+
+    assert (Cause.RANK_NOT_ARRIVED, (3, 5), "certain") == (
+        finding.cause,
+        finding.ranks,
+        finding.confidence,
+    )
+    assert "within 30 s" in finding.summary
+
+
+def test_ranks_within_another_group_are_not_taken_for_global_ones():
+    """
+    The prefix shows that the first rank of the group is another one.
+    """
+    barrier = (
+        "[rank4]: [Rank 0]: Ranks 1, 3 failed to pass monitoredBarrier in "
+        "30000 ms"
+    )
+    mismatch = finger(1, tensor(), 0, tensor("REDUCE"))
+
+    (absent,) = findings([barrier])
+    (differ,) = findings([mismatch.replace("[rank1]", "[rank5]")])
+
+    assert ((), ()) == (absent.ranks, differ.ranks)
+    assert "ranks 1,3 of the group did not come" in absent.summary
+
+
+def test_who_reached_the_barrier_is_not_to_blame():
+    """
+    The first rank may only have heard of it too late.
+    """
+    lines = [
+        "[Rank 0]: Rank 1 failed to pass monitoredBarrier in 30000 ms",
+        "Rank 1 successfully reached monitoredBarrier, but received errors",
+    ]
+
+    (finding,) = findings(lines)
+    none = findings(lines[1:])
+
+    assert () == finding.ranks
+    assert () == none
+
+
+@pytest.mark.parametrize(
+    ("line", "words", "ranks"),
+    [
+        (
+            (
+                "torch.distributed.DistStoreError: Timed out after 61 seconds "
+                "waiting for clients. 3/4 clients joined."
+            ),
+            "3 of 4 processes came to the store within 61 s",
+            (),
+        ),
+        (
+            (
+                "[rank2]: torch.distributed.DistNetworkError: The client socket "
+                "has timed out after 600000ms while trying to connect to "
+                "(node-1, 29500)."
+            ),
+            "rank 2 did not reach the store at node-1:29500 within 600 s",
+            (),
+        ),
+        (
+            (
+                "[E521 10:00:00.1 socket.cpp:1023] [c10d] The client socket has "
+                "timed out after 60s while trying to connect to (10.0.0.1, 1)."
+            ),
+            "within 60 s",
+            (),
+        ),
+        (
+            (
+                "torch.distributed.DistStoreError: wait timeout after 3000ms, "
+                "keys: /foo"
+            ),
+            "waited for /foo in the store within 3 s",
+            (),
+        ),
+        (
+            (
+                "[E521 10:00:00.1 TCPStore.cpp:1] [c10d] TCP client failed to "
+                "connect/validate to host 10.0.0.1:29500 - timed out (try=9, "
+                "timeout=60000ms): refused"
+            ),
+            "did not reach the store at 10.0.0.1:29500 within 60 s",
+            (),
+        ),
+        (
+            "wait timeout after 3000ms",
+            "waited in the store",
+            (),
+        ),
+        (
+            (
+                "[rank3]: torch.distributed.DistBackendError: [3] is setting up "
+                "NCCL communicator and retrieving ncclUniqueId from [0] via c10d "
+                "key-value store by key '0', but store->get('0') got error: wait "
+                "timeout after 600000ms, keys: //0//cuda//0"
+            ),
+            "rank 0 did not come when rank 3 set up the communicator",
+            (0,),
+        ),
+        (
+            (
+                "[1] is setting up NCCL communicator and retrieving ncclUniqueId "
+                "from [0] via c10d key-value store by key '0', but "
+                "store->get('0') got error: Connection reset by peer"
+            ),
+            "the first rank of the group was gone",
+            (),
+        ),
+    ],
+    ids=[
+        *("clients", "connect", "connect-s", "key", "last-try", "no-key"),
+        *("unique-id", "gone"),
+    ],
+)
+def test_the_rendezvous_tells_who_is_missing(line, words, ranks):
+    """
+    How many came, who did not reach the store, and what was waited for.
+    """
+    (finding,) = findings([line])
+
+    assert words in finding.summary
+    assert ranks == finding.ranks
+    assert finding.cause in {Cause.RENDEZVOUS_TIMEOUT, Cause.RANK_CRASHED}
+
+
+def test_a_group_that_is_made_tells_how_many_came():
+    """
+    If all who came complain, the others are missing.
+    """
+    line = (
+        "RuntimeError: Timed out initializing process group in store based "
+        "barrier on rank: {}, for key: store_based_barrier_key:1 "
+        "(world_size=4, worker_count=3, timeout=0:30:00)"
+    )
+
+    (all_,) = findings([line.format(r) for r in (0, 1, 3)])
+    (one,) = findings([line.format(0)])
+
+    assert ((2,), ()) == (all_.ranks, one.ranks)
+    assert "3 of 4 ranks came while a group was made" in one.summary
+
+
+GLOO = (
+    "[rank{0}]: RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/"
+)
+WAITED = (
+    GLOO + "unbound_buffer.cc:81] Timed out waiting 1800000ms for recv "
+    "operation to complete"
+)
+CLOSED = GLOO + "pair.cc:553] Connection closed by peer [10.0.0.7]:25001. This"
+
+
+def test_who_finds_the_connection_closed_came_late():
+    """
+    The others had given up.
+    """
+    lines = [WAITED.format(0), CLOSED.format(2), WAITED.format(1)]
+
+    (finding,) = findings(lines)
+
+    assert (Cause.RANK_NOT_ARRIVED, (2,)) == (finding.cause, finding.ranks)
+    assert "within 1800 s" in finding.summary
+    # Or it would have waited a moment longer, as the others did.
+    assert "possible" == finding.confidence
+    assert "came late to a call over Gloo, or would" in finding.summary
+
+
+def test_who_says_nothing_comes_before_who_found_it_closed():
+    """
+    Whoever lost a connection was in a call by then.
+    """
+    lines = [WAITED.format(r) for r in (0, 1, 4)]
+
+    (finding,) = findings([*lines, CLOSED.format(3)], 5)
+
+    assert ((2,), "likely") == (finding.ranks, finding.confidence)
+    assert "did not come to a call over Gloo" in finding.summary
+
+
+def test_who_says_nothing_over_gloo_is_missed():
+    """
+    If it is known how many there are.
+    """
+    lines = [WAITED.format(r) for r in (0, 1, 3)]
+
+    (known,) = findings(lines, 4)
+    (unknown,) = findings(lines)
+
+    assert ((2,), ()) == (known.ranks, unknown.ranks)
+    assert Cause.COLLECTIVE_TIMEOUT == unknown.cause
+    assert "DETAIL" in unknown.remedy
+
+
+def test_a_single_timeout_over_gloo_blames_nobody():
+    """
+    One log of many says nothing about the others.
+    """
+    (finding,) = findings([WAITED.format(0)], 8)
+    (nameless,) = findings([WAITED.format(0)[9:]])
+
+    assert () == finding.ranks
+    assert "a process waited" in nameless.summary
+
+
+def test_closed_connections_alone_are_consequences():
+    """
+    Somebody died; other lines tell why.
+    """
+    lines = [CLOSED.format(0), "gloo/transport/tcp/pair.cc:1] fine then"]
+
+    assert () == findings(lines)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        (
+            "[rank1]: RuntimeError: Gloo connectFullMesh failed with [/pytorch/"
+            "third_party/gloo/gloo/transport/tcp/pair.cc:144] no error"
+        ),
+        (
+            "[rank1]: [../third_party/gloo/gloo/transport/tcp/pair.cc:799] connect "
+            "[127.0.1.1]:44941: Connection refused"
+        ),
+    ],
+    ids=["mesh", "refused"],
+)
+def test_gloo_that_reaches_nobody_is_a_matter_of_the_network(line):
+    """
+    Mostly the wrong interface was chosen.
+    """
+    (finding,) = findings([line])
+
+    assert Cause.NETWORK_FAILURE == finding.cause
+    assert "GLOO_SOCKET_IFNAME" in finding.remedy
+    assert "rank 1 did not reach" in finding.summary
+
+
+def test_other_failures_of_gloo_are_kept_without_a_finding():
+    """
+    They say what they are by themselves.
+    """
+    line = "[enforce fail at gloo/transport/tcp/device.cc:83] ifa != nullptr"
+
+    logs = read_collective_logs([line, line.replace("enforce fail", "x")])
+
+    assert ["other"] == [x.kind for x in logs.gloo]
+    assert () == collective_findings(logs)
+
+
+def nccl(rank, text, *, host=None, level="INFO"):
+    """
+    A line of NCCL, two ranks per node.
+    """
+    host = f"node{rank // 2}" if host is None else host
+    return f"{host}:{100 + rank}:{200 + rank} [{rank % 2}] NCCL {level} {text}"
+
+
+def init(rank, stage, size=4, comm="0xabc"):
+    """
+    The set-up of a communicator.
+    """
+    return nccl(
+        rank,
+        f"ncclCommInitRank comm 0x5{rank} rank {rank} nranks {size} cudaDev 0 "
+        f"nvmlDev 0 busId 7000 commId {comm} - Init {stage}",
+    )
+
+
+def healthy(ranks=4, iface="eth0", network="IB"):
+    """
+    What NCCL prints where all is well.
+    """
+    lines = ["NCCL version 2.21.5+cuda12.4"]
+    for rank in range(ranks):
+        node = rank // 2
+        lines += [
+            nccl(rank, f"Bootstrap : Using {iface}:10.0.0.{node}<0>"),
+            nccl(rank, "NET/Plugin: No plugin found (libnccl-net.so)"),
+            nccl(
+                rank,
+                "NET/IB : Using [0]mlx5_0:1/IB [RO]; OOB "
+                f"{iface}:10.0.0.{node}<0>",
+            ),
+            nccl(rank, f"Using network {network}"),
+            init(rank, "START", ranks),
+            nccl(rank, "Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM"),
+            init(rank, "COMPLETE", ranks),
+            call(rank, 1),
+        ]
+    return lines
+
+
+def call(rank, number, op="AllReduce", count=8, dtype=7):
+    """
+    A call as NCCL prints it.
+    """
+    return nccl(
+        rank,
+        f"{op}: opCount {number:x} sendbuff 0x7f recvbuff 0x7e count {count} "
+        f"datatype {dtype} op 0 root 0 comm 0x5{rank} [nranks=4] stream 0x55",
+    )
+
+
+def test_healthy_lines_of_nccl_give_no_finding():
+    """
+    Whatever is printed where all is well blames nobody.
+    """
+    logs = read_collective_logs(healthy())
+
+    assert () == collective_findings(logs)
+    assert 4 == logs.world_size
+    assert ("node1", 103) == (
+        rank_origins(logs)[3].host,
+        rank_origins(logs)[3].pid,
+    )
+
+
+def test_sockets_and_loopback_on_one_node_are_fine():
+    """
+    Nobody else has to reach it.
+    """
+    lines = [
+        x.replace("10.0.0.0", "127.0.0.1") for x in healthy(2, "lo", "Socket")
+    ]
+
+    assert () == findings(lines)
+
+
+def test_a_log_that_is_cut_during_the_set_up_is_fine():
+    """
+    The job may be in the midst of it.
+    """
+    assert () == findings([init(r, "START") for r in range(3)])
+
+
+def test_a_rank_that_never_begins_the_set_up_is_named():
+    """
+    The others wait for it, as the store tells.
+    """
+    lines = [init(r, "START") for r in (0, 1, 3)]
+    lines += ["[rank0]: wait timeout after 600000ms, keys: /x"]
+
+    found = findings(lines, 4)
+
+    assert [(2,)] == [
+        x.ranks for x in found if x.cause == Cause.RANK_NOT_ARRIVED
+    ]
+    assert "rank 2 of 4 did not begin to set up" in found[-1].summary
+
+
+def test_a_set_up_that_one_rank_does_not_complete_is_told():
+    """
+    The others did.
+    """
+    lines = [init(r, "START") for r in range(4)]
+    lines += [init(r, "COMPLETE") for r in range(3)]
+
+    (finding,) = findings(lines)
+
+    assert (Cause.RENDEZVOUS_TIMEOUT, (3,)) == (finding.cause, finding.ranks)
+    assert "rank 3 of 4 did not complete" in finding.summary
+
+
+@pytest.mark.parametrize(
+    ("warning", "cause"),
+    [
+        (
+            (
+                "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device "
+                "7000"
+            ),
+            Cause.NODE_MISCONFIGURED,
+        ),
+        (
+            "Mismatched NCCL version detected : rank 0 has version 22005",
+            Cause.NODE_MISCONFIGURED,
+        ),
+        (
+            "Bootstrap : no socket interface found",
+            Cause.NETWORK_MISCONFIGURED,
+        ),
+        (
+            (
+                "NET/IB : Got completion from peer 10.0.0.2<34567> with status=12 "
+                "opcode=0 len=0 vendor err 129 (Recv)"
+            ),
+            Cause.NETWORK_FAILURE,
+        ),
+        (
+            (
+                "NET/IB: Got completion from peer 10.0.0.2<1> with "
+                "status=IBV_WC_RETRY_EXC_ERR(12) vendor_err=129"
+            ),
+            Cause.NETWORK_FAILURE,
+        ),
+        (
+            "NET/IB : Got completion from peer 10.0.0.2<1> with status=5",
+            Cause.NETWORK_FAILURE,
+        ),
+        (
+            "NET/IB : Got async event : port error",
+            Cause.NETWORK_FAILURE,
+        ),
+        (
+            (
+                "socketStartConnect: Connect to 10.0.0.1<1234> failed : "
+                "Connection refused"
+            ),
+            Cause.NETWORK_FAILURE,
+        ),
+    ],
+    ids=[
+        *("gpu", "version", "interface", "retry", "retry-new", "completion"),
+        *("event", "refused"),
+    ],
+)
+def test_warnings_of_nccl_have_a_cause(warning, cause):
+    """
+    Many ranks say the same, and it is told once.
+    """
+    lines = [
+        nccl(r, f"x.cc:1 NCCL WARN {warning}", level="").replace("NCCL  ", "")
+        for r in range(2)
+    ]
+
+    (finding,) = findings(lines)
+
+    assert cause == finding.cause
+    assert "node0" in finding.summary
+    assert finding.remedy
+
+
+def test_other_warnings_are_kept_without_a_finding():
+    """
+    Many of them are harmless.
+    """
+    lines = ['n:1:2 [0] a.cc:9 NCCL WARN Missing "iommu=pt" from kernel']
+
+    logs = read_collective_logs(lines)
+
+    assert 1 == len(logs.notes)
+    assert () == collective_findings(logs)
+
+
+def test_an_interface_that_nobody_else_reaches_is_told():
+    """
+    Bridges of containers exist on each node by themselves.
+    """
+    lines = healthy()
+    lines += [nccl(0, "NET/Socket : Using [0]docker0:172.17.0.1<0>")]
+
+    (finding,) = findings(lines)
+
+    assert Cause.NETWORK_MISCONFIGURED == finding.cause
+    assert "node0" in finding.summary
+    assert "NCCL_SOCKET_IFNAME" in finding.remedy
+
+
+def test_interfaces_of_different_networks_matter_if_something_failed():
+    """
+    They may be meant.
+    """
+    lines = [
+        nccl(0, "Bootstrap : Using eth0:10.0.0.1<0>"),
+        nccl(2, "Bootstrap: Using ens5:192.168.0.1<0>"),
+    ]
+
+    fine = findings(lines)
+    found = findings([*lines, "wait timeout after 3000ms, keys: /foo"])
+
+    assert () == fine
+    assert Cause.NETWORK_MISCONFIGURED in {x.cause for x in found}
+
+
+def test_a_node_that_falls_back_to_sockets_is_told():
+    """
+    The others use InfiniBand.
+    """
+    lines = [nccl(0, "Using network IB"), nccl(2, "Using network Socket")]
+
+    (finding,) = findings(lines)
+
+    assert Cause.NETWORK_MISCONFIGURED == finding.cause
+    assert "node1 fell back to plain sockets" in finding.summary
+
+
+def test_nodes_with_different_versions_are_told():
+    """
+    Another version of CUDA behind it is none.
+    """
+    lines = [
+        nccl(0, "NCCL version 2.21.5+cuda12.4"),
+        nccl(2, "NCCL version 2.18.3+cuda12.1"),
+    ]
+
+    (finding,) = findings(lines)
+    fine = findings([lines[0], lines[0].replace("12.4", "12.1")])
+
+    assert Cause.NODE_MISCONFIGURED == finding.cause
+    assert "2.18.3, 2.21.5" in finding.summary
+    assert () == fine
+
+
+@pytest.mark.parametrize(
+    ("other", "cause"),
+    [
+        ({"op": "ReduceScatter"}, Cause.TYPE_MISMATCH),
+        ({"count": 9}, Cause.SIZE_MISMATCH),
+        ({"dtype": 8}, Cause.DTYPE_MISMATCH),
+    ],
+    ids=["op", "count", "dtype"],
+)
+def test_calls_that_differ_in_the_same_place_are_told(other, cause):
+    """
+    NCCL prints every call, if it is asked to.
+    """
+    lines = healthy() + [call(r, 0x13A0) for r in range(3)]
+    lines += [call(3, 0x13A0, **other)]
+
+    (finding,) = findings(lines)
+
+    assert (cause, (3,)) == (finding.cause, finding.ranks)
+    assert "call 0x13a0" in finding.summary
+
+
+def test_only_the_last_calls_are_kept():
+    """
+    There are millions of them.
+    """
+    lines = healthy(2) + [call(0, n) for n in range(100)]
+
+    logs = read_collective_logs(lines)
+
+    numbers = [x.number for x in logs.calls if x.pid == 100]
+    assert list(range(68, 100)) == numbers
+    assert () == collective_findings(logs)
+
+
+def test_calls_between_two_ranks_may_differ():
+    """
+    One sends, the other one receives.
+    """
+    lines = [*healthy(), call(0, 9, "Send"), call(1, 9, "Recv")]
+
+    assert () == findings(lines)
+
+
+def test_as_many_calls_against_as_many_blame_nobody():
+    """
+    Two ranks against two.
+    """
+    lines = healthy() + [call(r, 9, count=8 + r // 2) for r in range(4)]
+
+    (finding,) = findings(lines)
+
+    assert () == finding.ranks
+
+
+def test_who_made_the_fewest_calls_is_a_hint_if_something_failed():
+    """
+    Hosts run ahead of GPUs, so that alone means nothing.
+    """
+    lines = [*healthy(), *(call(r, 5) for r in (0, 1, 3))]
+
+    fine = findings(lines)
+    found = findings([*lines, "wait timeout after 3000ms, keys: /foo"])
+
+    assert () == fine
+    assert [((), "likely"), ((2,), "possible")] == [
+        (x.ranks, x.confidence) for x in found
+    ]
+    assert "rank 2 made 0x1 calls" in found[1].summary

@@ -1,0 +1,241 @@
+"""
+Rules about lines of logs, as data.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from distdebug.errors import RulesError
+from distdebug.findings import Cause
+from distdebug.logscan import LogRule, load_rules, scan_logs
+from distdebug.logscan.rules import read_rules
+
+
+MINE = r"""
+[[rule]]
+name = "token server"
+words = ["TokenServer", "tokens gone"]
+pattern = 'TokenServer \w{1,20} lost shard (?P<key>\d{1,9}) of rank (?P<rank>\d{1,9})'
+unless = 'for a test'
+cause = "io_wait"
+says = "the token server lost a shard"
+remedy = "ask #tokens"
+priority = 1
+confidence = "certain"
+
+[[rule]]
+name = "our chatter"
+words = ["No space left on device (simulated)"]
+is_harmless = true
+"""
+
+
+def write(tmp_path, text):
+    """
+    A file of rules.
+    """
+    file = tmp_path / "mine.toml"
+    file.write_text(text)
+    return file
+
+
+def test_own():
+    """
+    Ours are told apart by names, and each that matters has words for people.
+    """
+    rules = read_rules()
+
+    bad = [rule for rule in rules if not rule.is_harmless]
+
+    assert len({rule.name for rule in rules}) == len(rules)
+    assert all(rule.says and rule.remedy for rule in bad)
+    assert all(rule.cause is not Cause.UNKNOWN for rule in bad)
+    assert all(
+        rule.says[0].islower()
+        or rule.says[:2].isupper()
+        or rule.says.split()[0] in {"Ray", "Slurm", "InfiniBand"}
+        for rule in bad
+    )
+    assert all(rule.is_harmless for rule in rules[: len(rules) - len(bad)])
+
+
+def test_users(tmp_path):
+    """
+    Rules of the user are tried first, and what they say is told.
+    """
+    file = write(tmp_path, MINE)
+    (tmp_path / "a.log").write_text(
+        "TokenServer x lost shard 17 of rank 3\n"
+        "TokenServer x lost shard 17 of rank 4\n"
+        "TokenServer y lost shard 18 of rank 4\n"
+        "TokenServer y lost shard 19 of rank 4 for a test\n"
+        "No space left on device (simulated)\n"
+    )
+
+    report = scan_logs(tmp_path / "a.log", rules=[file])
+
+    assert ["17", "18"] == [x.key for x in report.groups]
+    assert [(3, 4), (4,)] == [x.ranks for x in report.findings]
+    assert (
+        "Ranks 3-4: the token server lost a shard (17) (2 lines)"
+        == report.findings[0].summary
+    )
+    assert "ask #tokens" == report.findings[0].remedy
+    assert {"our chatter": 1} == report.harmless
+
+
+def test_before(tmp_path):
+    """
+    A rank may be told by a line before.
+    """
+    (tmp_path / "a.log").write_text(
+        "Root Cause (first observed failure):\n"
+        "[0]:\n"
+        "  time      : 2026-02-20_02:03:57\n"
+        "  host      : n1\n"
+        "  rank      : 11 (local_rank: 3)\n"
+        "  exitcode  : -9 (pid: 42)\n"
+        "  error_file: <N/A>\n"
+    )
+
+    killed = next(
+        x for x in scan_logs(tmp_path).findings if x.cause is Cause.KILLED
+    )
+
+    assert (11,) == killed.ranks
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rule = 1", "write [[rule]]"),
+        ("x = 1", "no such table: 'x'"),
+        ("rule = [1]", "not a table"),
+        ("[[rule]]\nname = 'a'", "words"),
+        ("[[rule]]\nname = 'a'\nwords = []\nsays = 'x'", "1 to 40 words"),
+        ("[[rule]]\nname = 'a'\nwords = 'hello'", "words has the wrong type"),
+        ("[[rule]]\nname = 'a'\nwords = [1]", "words has the wrong type"),
+        ("[[rule]]\nname = 'a'\nwords = ['abcd']\nsays = 'x'", "5 to 100"),
+        ("[[rule]]\nname = 'a'\nwords = ['ärger']\nsays = 'x'", "ASCII"),
+        ("[[rule]]\nname = 'a'\nwords = ['hello']", "neither says nor"),
+        ("[[rule]]\nname = 1\nwords = ['hello']", "name has the wrong type"),
+        (
+            "[[rule]]\nname = 'a'\nwords = ['hello']\nsays = 'x'\npriority = 9",
+            "priority is 1 to 5",
+        ),
+        (
+            "[[rule]]\nname='a'\nwords=['hello']\nsays='x'\npriority=true",
+            "priority has the wrong type",
+        ),
+        (
+            "[[rule]]\nname='a'\nwords=['hello']\nsays='x'\nis_harmless=1",
+            "is_harmless has the wrong type",
+        ),
+        (
+            "[[rule]]\nname='a'\nwords=['hello']\nsays='x'\nbefore='x'",
+            "no group called rank",
+        ),
+        (
+            "[[rule]]\nname='a'\nwords=['hello']\nsays='x'\npattern='('",
+            "pattern",
+        ),
+        (
+            "[[rule]]\nname='a'\nwords=['hello']\nsays='x'\npattern='(a+)+b'",
+            "too many ways",
+        ),
+        (
+            "[[rule]]\nname='a'\nwords=['hello']\nsays='x'\nconfidence='no'",
+            "confidence is",
+        ),
+        (
+            "[[rule]]\nname='a'\nwords=['hello']\nsays='x'\ncause='no'",
+            "no",
+        ),
+        ("[[rule]]\nname='a'\nx=1", "no such key: 'x'"),
+        ("[[rule", "Expected"),
+    ],
+    ids=lambda value: None,
+)
+def test_refused(tmp_path, text, message):
+    """
+    A file that is no file of rules is refused, with the reason.
+    """
+    file = write(tmp_path, text)
+
+    with pytest.raises(RulesError) as caught:
+        load_rules(file)
+
+    assert message in str(caught.value)
+    assert os.fspath(file) in str(caught.value)
+
+
+def test_refused_in_python():
+    """
+    So is a rule that a program makes of the wrong things.
+    """
+    with pytest.raises(TypeError, match="words is a list"):
+        LogRule(name="a", words="hello", says="x")
+    with pytest.raises(ValueError, match="pattern"):
+        LogRule(name="a", words=["hello"], says="x", pattern="(")
+
+
+def test_missing(tmp_path):
+    """
+    A file that is not there is told.
+    """
+    with pytest.raises(RulesError, match="No such file"):
+        load_rules(tmp_path / "none.toml")
+
+
+def test_word_is_enough():
+    """
+    Without a pattern a word is enough, unless something forbids it.
+    """
+    rule = LogRule(name="a", words=["hello"], says="x", unless="world")
+
+    assert {} == rule.match("hello")
+    assert rule.match("hello world") is None
+
+
+def test_bounded():
+    """
+    None of ours takes long, whatever a line holds.
+    """
+    took = {}
+    for rule in read_rules():
+        start = time.process_time()
+        for word in rule.words[:5]:
+            for text in (word * 700, f"{word} " * 700, "a_" * 1600 + word):
+                rule.match(text[:3300])
+        took[rule.name] = time.process_time() - start
+
+    assert 1 > max(took.values()), max(took, key=took.get)
+
+
+def test_users_end_in_time(tmp_path):
+    """
+    A pattern of the user sees 300 characters, so that it ends in time.
+    """
+    slow = r"""
+[[rule]]
+name = "slow"
+words = ["token server"]
+pattern = 'a*a*b.*shard (?P<key>\d)'
+before = '(a*)a*b(?P<rank>\d)'
+cause = "io_wait"
+says = "the token server is slow"
+"""
+    rules = load_rules(write(tmp_path, slow))
+    far = "token server" + "a" * 3_000 + "b shard 1"
+    near = "x" * 3_000 + "ab token server shard 7" + "x" * 3_000
+
+    start = time.perf_counter()
+    found = [rules[0].match(text) for text in (far, near)]
+    seconds = time.perf_counter() - start
+
+    assert [None, {"key": "7"}] == found
+    assert 2 > seconds

@@ -1,0 +1,107 @@
+"""
+How does a process say that it can be asked for its stacks?
+"""
+
+import fcntl
+import os
+import sys
+
+import pytest
+
+from distdebug.processes import (
+    folder_name,
+    is_kept,
+    is_private,
+    offers,
+    own_offer,
+    parse_name,
+    read_state,
+)
+from distdebug.processes.offers import Offer
+
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="processes are known from /proc"
+)
+
+
+def test_names():
+    """
+    A name says all about an offer.
+    """
+    offer = Offer(pid=12, start_ticks=345, signal=46)
+
+    assert offer == parse_name(offer.name)
+    assert folder_name(0) != folder_name(1)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "12-345.stacks",
+        ".12-345-46.stacks",
+        "12-345-46.stacks.tmp",
+        "12-345-046.stacks",
+        "१२-345-46.stacks",
+        "12345678901-1-46.stacks",
+    ],
+)
+def test_other_names(name):
+    """
+    Other files offer nothing.
+    """
+    assert parse_name(name) is None
+
+
+def test_own():
+    """
+    A process knows itself by the same numbers as others do.
+    """
+    offer = own_offer(46)
+
+    ticks = read_state(os.getpid()).start_ticks
+    assert (os.getpid(), ticks, 46) == offer
+
+
+def test_own_unknown(monkeypatch):
+    """
+    Without the kernel's word there is no offer.
+    """
+    monkeypatch.setattr(offers, "read_proc", lambda _path: None)
+
+    with pytest.raises(OSError, match="/proc"):
+        own_offer(46)
+
+
+@pytest.mark.parametrize(
+    ("mode", "uid", "expected"),
+    [(0o700, 0, True), (0o755, 0, True), (0o770, 0, False), (0o700, 1, False)],
+)
+def test_private(tmp_path, mode, uid, expected):
+    """
+    A folder is private if only its owner, and the right one, may write.
+    """
+    tmp_path.chmod(mode)
+    fd = os.open(tmp_path, os.O_RDONLY)
+
+    found = is_private(fd, os.geteuid() + uid)
+
+    os.close(fd)
+    assert expected is found
+
+
+def test_kept(tmp_path):
+    """
+    Asking whether somebody holds the lock does not take it.
+    """
+    file = tmp_path / "file"
+    file.touch()
+    with file.open() as ours, file.open() as theirs:
+        found = [is_kept(ours.fileno())]
+        fcntl.flock(theirs, fcntl.LOCK_SH)
+        found += [is_kept(ours.fileno()), is_kept(ours.fileno())]
+        fcntl.flock(theirs, fcntl.LOCK_UN)
+        found += [is_kept(ours.fileno())]
+
+    assert [False, True, True, False] == found

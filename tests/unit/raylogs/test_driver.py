@@ -1,0 +1,1033 @@
+"""
+What does the output of a driver tell about all the others?
+"""
+
+from __future__ import annotations
+
+import json
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import attrs
+import pytest
+
+from distdebug._lines import Origin
+from distdebug.errors import LogError, NoLogsError
+from distdebug.findings import Cause
+from distdebug.raylogs import (
+    DriverLog,
+    DriverSource,
+    Failure,
+    RaySession,
+    driver_findings,
+    driver_lines,
+    find_driver_logs,
+    find_ray_sessions,
+    map_origins,
+    read_driver_log,
+)
+from distdebug.raylogs.driver import tallies
+
+
+DATA = Path(__file__).parents[2] / "data" / "ray_sessions"
+VERSIONS = ("2.9.3", "2.24.0", "2.40.0", "2.50.1", "2.60.0")
+MEMORY = ("2.9.3", "2.40.0", "2.60.0")
+ACTOR = "ab" * 16
+NODE = "c" * 56
+
+
+@pytest.fixture(params=VERSIONS)
+def recorded(request: pytest.FixtureRequest) -> DriverLog:
+    """
+    The output of a driver of one version.
+    """
+    return read_driver_log(DATA / request.param / "deaths" / "driver.log")
+
+
+def read(*lines: str) -> DriverLog:
+    """
+    Read lines as the output of a driver.
+    """
+    return read_driver_log(lines)
+
+
+def died(pid: int, detail: str = "", **fields: str) -> Sequence[str]:
+    """
+    What Ray prints when a method of a dead actor is called.
+    """
+    about = {"class_name": "Trainer", "actor_id": ACTOR, "pid": pid} | fields
+    return (
+        (
+            "ray.exceptions.ActorDiedError: The actor died unexpectedly before "
+            "finishing this task."
+        ),
+        *(f"\t{name}: {value}" for name, value in about.items()),
+        f"The actor is dead because its worker process has died. {detail}",
+        "next line",
+    )
+
+
+def test_exceptions_of_methods_are_only_here(recorded: DriverLog) -> None:
+    """
+    What a method raised is told with the rank, the process, and the line.
+    """
+    errors = {x.function: x for x in recorded.errors}
+
+    error = errors["TrainerActor.step"]
+    assert ("ValueError", "shape mismatch in step") == (
+        error.error,
+        error.message,
+    )
+    assert (6, "10.0.0.2") == (error.rank, error.ip)
+    assert error.pid is not None
+    assert "inner_step" == error.frames[0].function
+    assert "KeyError" == errors["bad_task"].error
+
+
+def test_deaths_are_told_once(recorded: DriverLog) -> None:
+    """
+    Actors that died are known by rank, even if several calls tell of them.
+    """
+    deaths = [x for x in recorded.deaths if x.kind == "actor_died"]
+
+    ranks = [x.rank for x in deaths if x.actor_class == "TrainerActor"]
+    assert [0, 1, 2, 3, 4, 5, 7] == ranks
+    assert 2 == deaths[0].count
+    assert "segv_actor" == deaths[0].actor_name
+    assert "SYSTEM_ERROR" == deaths[0].exit_type
+
+
+def test_errors_in_init_are_deaths(recorded: DriverLog) -> None:
+    """
+    An exception in __init__ is told with what was raised.
+    """
+    (death,) = (x for x in recorded.deaths if x.kind == "init_error")
+
+    assert ("BadInit", "RuntimeError") == (death.actor_class, death.error)
+    assert "no such checkpoint: /ckpt/last" == death.message
+
+
+def test_intended_ends_are_known(recorded: DriverLog) -> None:
+    """
+    Actors that left, or were killed by the program, ended as intended.
+    """
+    intended = {x.actor_class for x in recorded.deaths if x.is_intended}
+    others = {x.actor_class for x in recorded.deaths if not x.is_intended}
+
+    assert "TrainerActor" in intended
+    assert {"TrainerActor", "Child"} >= intended
+    assert "Child" not in others
+
+
+def test_all_who_print_are_counted(recorded: DriverLog) -> None:
+    """
+    Each process is one source, also when its name changes.
+    """
+    sources = {str(x): x for x in recorded.sources if x.origin.pid}
+
+    crashed = next(x for x in sources.values() if x.signal == "SIGSEGV")
+    assert "TrainerActor(rank=0)" == crashed.origin.name
+    folded = [x for x in sources.values() if x.count > x.lines]
+    assert folded
+    assert len({x.origin.pid for x in sources.values()}) == len(sources)
+
+
+def test_findings_begin_with_the_crash(recorded: DriverLog) -> None:
+    """
+    The crash comes first, intended ends and lost owners not at all.
+    """
+    findings = driver_findings(recorded)
+
+    assert (Cause.NATIVE_CRASH, (0,)) == (
+        findings[0].cause,
+        findings[0].ranks,
+    )
+    assert "SIGSEGV" in findings[0].summary
+    assert "likely" == findings[0].confidence
+    (raised,) = (x for x in findings if x.ranks == (6,))
+    assert Cause.RANK_CRASHED == raised.cause
+    assert raised.location is not None
+    assert not any("Child" in x.summary for x in findings)
+
+
+def test_results_are_plain_data(recorded: DriverLog) -> None:
+    """
+    Everything becomes JSON, and tables for people.
+    """
+    text = json.dumps([recorded.to_dict(), recorded.to_records()])
+
+    assert "shape mismatch" in text
+    assert "TrainerActor(rank=0)" in str(recorded)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_sources_lead_to_files(version: str) -> None:
+    """
+    Every process that printed leads to its own log and its node.
+    """
+    folder = DATA / version / "deaths"
+    log = read_driver_log(folder / "driver.log")
+    sessions = find_ray_sessions(folder)
+
+    matches = map_origins(log, sessions)
+
+    workers = [x for x in matches if x.source.origin.pid is not None]
+    assert all(x.worker and x.worker.err for x in workers)
+    assert all(
+        x.worker and x.worker.pid == x.source.origin.pid for x in workers
+    )
+    (raylet,) = (x for x in matches if x.source.origin.pid is None)
+    assert "a part of Ray, no worker" == raylet.reason
+    assert "(raylet): a part of Ray" in str(raylet)
+
+
+@pytest.mark.parametrize("version", MEMORY)
+def test_who_had_the_memory_is_to_blame(version: str) -> None:
+    """
+    Of those that Ray killed for memory the one with the most is named.
+    """
+    log = read_driver_log(DATA / version / "memory" / "driver.log")
+
+    (finding,) = driver_findings(log)
+
+    assert 4 == len(log.deaths)
+    assert Cause.HOST_OUT_OF_MEMORY == finding.cause
+    assert "Hog" in finding.summary
+    assert "1." in finding.summary
+
+
+def test_a_lost_node_is_told() -> None:
+    """
+    That a node was marked dead is a finding.
+    """
+    log = read_driver_log(DATA / "2.60.0" / "nodes" / "driver.log")
+
+    findings = driver_findings(log)
+
+    assert "the node 10.0.0.2 was lost" in findings[0].summary
+
+
+def test_a_healthy_log_has_no_findings() -> None:
+    """
+    Progress, warnings, and words of failure are no failures.
+    """
+    log = read(
+        "Training:  10%|#         | 1/10\rTraining:  20%|##        | 2/10",
+        "(Trainer pid=1) retrying after ActorDiedError is enabled",
+        "(Trainer pid=1) loss 1.0 [repeated 7x across cluster]",
+        "UserWarning: something is deprecated",
+        "Traceback (most recent call last):",
+        "ValueError: caught and logged",
+    )
+
+    findings = driver_findings(log)
+
+    assert () == findings
+    assert () == log.failures
+    assert 7 == log.lines
+    assert (2, 8) == (log.sources[0].lines, log.sources[0].count)
+
+
+def test_the_innermost_task_is_where_it_happened() -> None:
+    """
+    An exception that passed through several tasks is told of the last one.
+    """
+    log = read(
+        "ray.exceptions.RayTaskError(ValueError): ray::outer() (pid=1, ip=a)",
+        '  File "/job/a.py", line 1, in outer',
+        "    ray.get(inner.remote())",
+        "ray.exceptions.RayTaskError(ValueError): ray::inner() (pid=2, ip=b)",
+        '  File "/job/b.py", line 2, in inner',
+        "    raise ValueError(3)",
+        "ValueError: 3",
+        "after it",
+    )
+
+    (error,) = log.errors
+
+    assert ("inner", 2, "b") == (error.function, error.pid, error.ip)
+    assert ("ValueError", "3") == (error.error, error.message)
+    assert [2] == [x.line for x in error.frames]
+
+
+def test_who_waited_for_a_dead_actor_is_not_blamed() -> None:
+    """
+    A task that fails since an actor died tells of that actor.
+    """
+    outer = (
+        "ray.exceptions.RayTaskError(ActorDiedError): ray::Top.run() "
+        f"(pid=1, ip=10.0.0.1, actor_id={'cd' * 16}, repr=Top(rank=0))"
+    )
+    log = read(
+        outer,
+        '  File "/job/a.py", line 1, in run',
+        *died(7, "Worker exit type: SYSTEM_ERROR Worker exit detail: gone"),
+    )
+
+    (finding,) = driver_findings(log)
+
+    assert "Trainer (pid 7" in finding.summary
+    assert (7, "gone") == (log.deaths[0].pid, log.deaths[0].detail)
+
+
+def test_an_error_of_others_alone_is_no_finding() -> None:
+    """
+    That a call failed since a worker crashed elsewhere is not its fault.
+    """
+    log = read(
+        "ray::f() (pid=1, ip=a)",
+        '  File "/job/a.py", line 1, in f',
+        "ray.exceptions.ObjectLostError: lost",
+    )
+
+    assert () == driver_findings(log)
+    assert "ObjectLostError" == log.errors[0].error
+
+
+def test_interleaved_lines_do_not_disturb() -> None:
+    """
+    What others print in between does not cut a traceback short.
+    """
+    log = read(
+        "ray::T.f() (pid=1, ip=a, repr=T(rank=2))",
+        "(Other pid=9) ray::T.g() (pid=9, ip=a)",
+        '  File "/job/a.py", line 1, in f',
+        '(Other pid=9)   File "/job/b.py", line 2, in g',
+        "(Other pid=9) KeyError: 'k'",
+        "ValueError: v",
+    )
+
+    found = {x.function: (x.error, x.rank) for x in log.errors}
+
+    assert {"T.f": ("ValueError", 2), "T.g": ("KeyError", None)} == found
+
+
+def test_one_failure_may_follow_another_at_once() -> None:
+    """
+    Two blocks without a line in between are two failures.
+    """
+    log = read(*died(1)[:-1], *died(2, actor_id="ef" * 16))
+
+    pids = [x.pid for x in log.deaths]
+
+    assert [1, 2] == pids
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "cause"),
+    [
+        (
+            (
+                f"ray.exceptions.ActorUnavailableError: The actor {ACTOR} is "
+                "unavailable: socket closed"
+            ),
+            "actor_unavailable",
+            Cause.ACTOR_DIED,
+        ),
+        (
+            (
+                "ray.exceptions.WorkerCrashedError: The worker died unexpectedly "
+                "while executing this task."
+            ),
+            "worker_crashed",
+            Cause.ACTOR_DIED,
+        ),
+        (
+            (
+                "(raylet) Some workers of the worker process(5) have not "
+                "registered within the timeout. The process is dead"
+            ),
+            "start_timeout",
+            Cause.RAY_WORKER_START_TIMEOUT,
+        ),
+        (
+            (
+                "ray.exceptions.OutOfMemoryError: Task was killed due to the node "
+                "running low on memory."
+            ),
+            "out_of_memory",
+            Cause.HOST_OUT_OF_MEMORY,
+        ),
+        (
+            (
+                f"(raylet) The node with node id: {NODE} and address: 10.0.0.7 and "
+                "node name: x has been marked dead because the detector has missed"
+            ),
+            "node_died",
+            Cause.ACTOR_DIED,
+        ),
+        (
+            (
+                "ray.exceptions.RuntimeEnvSetupError: Failed to set up runtime "
+                "environment."
+            ),
+            "not_started",
+            Cause.NODE_MISCONFIGURED,
+        ),
+    ],
+    ids=["unavailable", "crashed", "timeout", "memory", "node", "environment"],
+)
+def test_other_failures_are_known(line: str, kind: str, cause: Cause) -> None:
+    """
+    Failures of one line are known by their words.
+    """
+    log = read(line)
+
+    (finding,) = driver_findings(log)
+
+    assert [kind] == [x.kind for x in log.failures]
+    assert cause == finding.cause
+
+
+def test_a_lost_owner_is_no_finding() -> None:
+    """
+    Objects whose owner died follow from that owner.
+    """
+    log = read("ray.exceptions.OwnerDiedError: Failed to retrieve object")
+
+    assert ["owner_died"] == [x.kind for x in log.deaths]
+    assert () == driver_findings(log)
+
+
+@pytest.mark.parametrize(
+    ("message", "cause"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory.", "gpu_out_of_memory"),
+        ("OSError: [Errno 28] No space left on device", "disk_full"),
+        (
+            "torch.DistStoreError: 9 s waiting for clients.",
+            "rendezvous_timeout",
+        ),
+        ("ValueError: x", "rank_crashed"),
+    ],
+    ids=["gpu", "disk", "store", "other"],
+)
+def test_what_was_raised_decides_on_the_cause(
+    message: str, cause: str
+) -> None:
+    """
+    Some exceptions tell more than that there was one.
+    """
+    log = read("ray::T.f() (pid=1, ip=a)", "  File x", message)
+
+    (finding,) = driver_findings(log)
+
+    assert cause == finding.cause
+
+
+def test_a_signal_of_the_same_process_is_joined() -> None:
+    """
+    A process that printed its signal crashed, whatever Ray says of it.
+    """
+    log = read(
+        "(Trainer pid=3, ip=10.0.0.3) *** SIGBUS received at time=17 on cpu 1",
+        "(raylet, ip=10.0.0.3) A worker died or was killed while executing a "
+        "task by an unexpected system error. Worker IP address: 10.0.0.3 "
+        "Worker port: 1 Worker PID: 3 Worker exit type: SYSTEM_ERROR Worker "
+        "exit detail: gone",
+    )
+
+    (finding,) = driver_findings(log)
+
+    assert Cause.NATIVE_CRASH == finding.cause
+    assert "Trainer (pid 3, 10.0.0.3) crashed with SIGBUS" in finding.summary
+
+
+def test_a_crash_that_nobody_waited_for_is_told() -> None:
+    """
+    A process that printed its signal died, even if no call failed of it.
+    """
+    log = read(
+        "(Trainer(rank=2) pid=3) *** SIGABRT received at time=17 on cpu 1",
+        "(Stopped pid=4) *** SIGTERM received at time=17 on cpu 1",
+    )
+
+    (finding,) = driver_findings(log)
+
+    assert (Cause.NATIVE_CRASH, (2,)) == (finding.cause, finding.ranks)
+    assert [3] == [x.pid for x in log.deaths]
+
+
+def test_a_crash_that_is_told_twice_is_one_finding() -> None:
+    """
+    What the node reports and what the caller raised is the same death.
+    """
+    log = read(
+        "(raylet) A worker died or was killed while executing a task by an "
+        "unexpected system error. Worker PID: 7 Worker exit type: "
+        "SYSTEM_ERROR Worker exit detail: gone",
+        *died(7, "Worker exit type: SYSTEM_ERROR Worker exit detail: gone"),
+    )
+
+    findings = driver_findings(log)
+
+    assert 2 == len(log.deaths)
+    assert 1 == len(findings)
+
+
+RAYLET = (
+    "(raylet) A worker died or was killed while executing a task by an "
+    "unexpected system error. Worker ID: {worker} Worker IP address: 10.0.0.1 "
+    "Worker port: 1 Worker PID: {pid} Worker exit type: SYSTEM_ERROR Worker "
+    "exit detail: Worker exits unexpectedly. Worker exits with an exit code 3."
+)
+
+
+def raised(pid: int, error: str, how: str = "ray.exceptions.") -> list[str]:
+    """
+    What a driver prints of an exception of a method.
+    """
+    return [
+        (
+            f"{how}RayTaskError(ValueError): ray::Trainer.fit() (pid={pid}, "
+            f"ip=10.0.0.1, actor_id={pid:032x}, repr=Trainer(rank={pid}))"
+        ),
+        '  File "/job/a.py", line 7, in fit',
+        error,
+    ]
+
+
+def uncaught(pid: int, error: str, place: str = "<module>") -> list[str]:
+    """
+    What Python prints of an exception of a method, and where it got to.
+    """
+    return [
+        "Traceback (most recent call last):",
+        f'  File "/job/main.py", line 1, in {place}',
+        *raised(pid, error),
+    ]
+
+
+def test_an_actor_with_a_name_is_read_in_full() -> None:
+    """
+    Ray puts the name of an actor before its class.
+    """
+    log = read(
+        "(SglEngine pid=5, ip=10.0.0.2) Exception raised in creation task: "
+        "The actor died because of an error raised in its creation task, "
+        "ray::engine-1 a:SglEngine.__init__() (pid=5, ip=10.0.0.2, "
+        f"actor_id={ACTOR}, repr=<job.SglEngine object at 0x7f0550fcc8d0>)",
+        "(SglEngine pid=5, ip=10.0.0.2)            ^^^^^^^^^^^^^^",
+        '(SglEngine pid=5, ip=10.0.0.2)   File "/job/a.py", line 3, in '
+        "__init__",
+        "(SglEngine pid=5, ip=10.0.0.2) RuntimeError: cannot bind port 30000",
+    )
+
+    (finding,) = driver_findings(log)
+
+    (failure,) = log.deaths
+    assert ("init_error", 5, ACTOR, "engine-1 a", "SglEngine") == (
+        failure.kind,
+        failure.pid,
+        failure.actor_id,
+        failure.actor_name,
+        failure.actor_class,
+    )
+    assert (
+        "SglEngine 'engine-1 a' (pid 5, 10.0.0.2) died of an exception in its "
+        "__init__, RuntimeError: cannot bind port 30000."
+    ) == finding.summary
+
+
+def test_names_go_with_their_own_processes() -> None:
+    """
+    Of several deaths that a driver prints in a row, each has its own names.
+    """
+    detail = "Worker exit type: SYSTEM_ERROR Worker exit detail: Worker "
+    log = read(
+        "(Trainer pid=1) a",
+        "(Reward pid=2) b",
+        RAYLET.format(worker="1" * 56, pid=1),
+        *died(1, detail, actor_id="1" * 32, name="one", ip="10.0.0.1"),
+        RAYLET.format(worker="2" * 56, pid=2),
+        *died(
+            2,
+            detail,
+            actor_id="2" * 32,
+            class_name="Reward",
+            name="two",
+            ip="10.0.0.1",
+        ),
+    )
+
+    told = {
+        (x.pid, x.actor_class, x.actor_name)
+        for x in log.deaths
+        if x.kind == "actor_died"
+    }
+
+    assert {(1, "Trainer", "one"), (2, "Reward", "two")} == told
+
+
+def test_a_cut_detail_is_completed_by_another_line() -> None:
+    """
+    What a program cut off is taken from what the node tells of the same end.
+    """
+    cut = "Worker exit type: SYSTEM_ERROR Worker exit detail: Worker "
+    log = read(*died(7, cut, ip="10.0.0.1"), RAYLET.format(worker=NODE, pid=7))
+    alone = read(*died(7, cut))
+
+    (finding,) = driver_findings(log)
+    (bare,) = driver_findings(alone)
+
+    assert "exit code 3." in finding.summary
+    assert bare.summary.endswith(" died.")
+
+
+def test_the_type_of_an_error_survives_a_cut() -> None:
+    """
+    Ray names the exception before the traceback, which a program may cut.
+    """
+    log = read(*raised(1, "    return x<")[:2])
+
+    assert ["ValueError"] == [x.error for x in log.errors]
+
+
+@pytest.mark.parametrize(
+    ("message", "cause"),
+    [
+        (
+            (
+                "RuntimeError: [/p/gloo/transport/tcp/unbound_buffer.cc:78] Timed "
+                "out waiting 10000ms for recv operation to complete"
+            ),
+            "collective_timeout",
+        ),
+        (
+            (
+                "torch.distributed.DistBackendError: [Rank 1] Process group "
+                "watchdog thread terminated with exception: x"
+            ),
+            "collective_timeout",
+        ),
+        (
+            "RuntimeError: NCCL operation timed out after 1800 s",
+            "collective_timeout",
+        ),
+        (
+            (
+                "RuntimeError: [/p/gloo/transport/tcp/pair.cc:534] Connection "
+                "closed by peer [10.0.0.1]:7315"
+            ),
+            "network_failure",
+        ),
+        (
+            (
+                "torch.distributed.DistBackendError: NCCL error in: p.cpp:1, "
+                "remote process exited or there was a network error"
+            ),
+            "network_failure",
+        ),
+        (
+            (
+                "torch.distributed.DistNetworkError: recvValueWithTimeout failed: "
+                "Connection reset by peer"
+            ),
+            "network_failure",
+        ),
+    ],
+    ids=["gloo", "watchdog", "nccl", "closed", "remote", "store"],
+)
+def test_who_waited_in_vain_is_not_blamed(message: str, cause: str) -> None:
+    """
+    An exception of a collective tells of somebody else, whoever that is.
+    """
+    log = read(*raised(2, message))
+
+    (finding,) = driver_findings(log)
+
+    assert (cause, ()) == (finding.cause, finding.ranks)
+    assert finding.summary.startswith(
+        "Trainer(rank=2) (pid 2, 10.0.0.1) waited in vain for another rank in "
+        "Trainer.fit(): "
+    )
+    assert "distdebug logs --deaths SESSION" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "ConnectionResetError: [Errno 104] Connection reset by peer",
+        "requests.exceptions.ReadTimeout: HTTP read timed out",
+        "TimeoutError: timed out",
+    ],
+    ids=["reset", "http", "bare"],
+)
+def test_other_connections_are_none_of_a_collective(message: str) -> None:
+    """
+    That some server did not answer is an error of who asked it.
+    """
+    log = read(*raised(2, message))
+
+    (finding,) = driver_findings(log)
+
+    assert (Cause.RANK_CRASHED, (2,)) == (finding.cause, finding.ranks)
+
+
+def test_who_died_comes_before_who_waited() -> None:
+    """
+    A death is the cause of an exception that was printed before it.
+    """
+    gloo = "RuntimeError: [/p/gloo/x.cc:1] Connection closed by peer [::1]:1"
+    log = read(*raised(2, gloo), RAYLET.format(worker=NODE, pid=1))
+
+    findings = driver_findings(log)
+
+    assert [Cause.ACTOR_DIED, Cause.NETWORK_FAILURE] == [
+        x.cause for x in findings
+    ]
+    assert ["likely", "possible"] == [x.confidence for x in findings]
+
+
+GOES_ON = [f"(Trainer(rank=9) pid=9) step {i}" for i in range(300)]
+
+
+def test_what_ended_the_driver_comes_first() -> None:
+    """
+    What a driver outlived for long is only possibly the cause of its end.
+    """
+    log = read(
+        *raised(1, "ValueError: caught", "driver caught: "),
+        *GOES_ON,
+        *uncaught(2, "ValueError: the end"),
+        "(Trainer(rank=3) pid=3) flushed late",
+    )
+
+    findings = driver_findings(log)
+
+    assert [False, True] == [x.ended_driver for x in log.failures]
+    assert [(2,), (1,)] == [x.ranks for x in findings]
+    assert ["likely", "possible"] == [x.confidence for x in findings]
+    assert findings[1].summary.startswith("Earlier, Trainer.fit()")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [
+            *raised(1, "ValueError: one"),
+            "During handling of the above exception, another occurred:",
+            *uncaught(2, "ValueError: two"),
+        ],
+        [
+            RAYLET.format(worker=NODE, pid=1),
+            *GOES_ON,
+            *uncaught(
+                2, "RuntimeError: gloo: Connection closed by peer [::1]:1"
+            ),
+        ],
+        [
+            *raised(1, "ValueError: one"),
+            *GOES_ON,
+            *uncaught(2, "ValueError: two"),
+            *["epoch"] * 60,
+        ],
+        [
+            *raised(1, "ValueError: one"),
+            *GOES_ON,
+            *raised(2, "ValueError: two", "caught: "),
+        ],
+        [
+            *raised(1, "ValueError: one"),
+            *GOES_ON,
+            *uncaught(1, "ValueError: two"),
+        ],
+        [
+            *raised(1, "ValueError: one"),
+            *GOES_ON,
+            *uncaught(2, "ValueError: two", "survive"),
+        ],
+    ],
+    ids=[
+        "chained",
+        "waited",
+        "went_on",
+        "caught",
+        "same_process",
+        "in_function",
+    ],
+)
+def test_else_the_first_failure_comes_first(lines: list[str]) -> None:
+    """
+    Nothing is turned round unless the driver clearly ended of the later one.
+    """
+    log = read(*lines)
+
+    findings = driver_findings(log)
+
+    assert findings[0].evidence[0].location == "line 1"
+    assert findings[1].summary.startswith("Later, ")
+
+
+def test_what_came_right_before_the_end_is_not_outlived() -> None:
+    """
+    Between what was outlived and the end, what failed first comes first.
+    """
+    log = read(
+        *raised(1, "ValueError: caught", "driver caught: "),
+        *GOES_ON,
+        RAYLET.format(worker=NODE, pid=3),
+        *uncaught(2, "ValueError: the end"),
+    )
+
+    findings = driver_findings(log)
+
+    quoted = [x.evidence[0].location for x in findings]
+    assert ["line 304", "line 307", "line 1"] == quoted
+
+
+def test_remedies_name_the_command() -> None:
+    """
+    Whoever reads a finding in a shell is told a command.
+    """
+    log = read(*died(7))
+
+    (finding,) = driver_findings(log)
+
+    assert "distdebug logs --deaths SESSION" in finding.remedy
+    assert "find_deaths" not in finding.remedy
+
+
+def test_own_representations_name_actors() -> None:
+    """
+    The repr of an object that has none of its own is left out.
+    """
+    log = read(
+        "ray::T.f() (pid=1, ip=a, actor_id=0, repr=<job.T object at 0x7f>)",
+        "ValueError: a",
+        "ray::T.f() (pid=2, ip=a, actor_id=0, repr=T(rank=4))",
+        "ValueError: b",
+    )
+
+    found = [(x.actor_repr, x.label) for x in log.errors]
+
+    assert [
+        (None, "T (pid 1, a)"),
+        ("T(rank=4)", "T(rank=4) (pid 2, a)"),
+    ] == found
+
+
+def test_a_block_is_bounded() -> None:
+    """
+    Lines that never end a block do not fill the memory.
+    """
+    log = read("ray::f() (pid=1, ip=a)", *["  more"] * 1000, "ValueError: x")
+
+    (error,) = log.errors
+
+    assert "" == error.error
+
+
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
+    """
+    Asking for a log that is not there is told as such.
+    """
+    with pytest.raises(NoLogsError, match="no such file"):
+        read_driver_log(tmp_path / "none.log")
+
+    with pytest.raises(NoLogsError):
+        list(driver_lines(str(tmp_path / "none.log")))
+
+
+def test_a_folder_in_place_of_a_log_is_missing(tmp_path: Path) -> None:
+    """
+    What cannot be read is told in the result.
+    """
+    log = read_driver_log(str(tmp_path))
+
+    assert 1 == len(log.missing)
+    assert str(tmp_path) == log.path
+    assert "source" in str(log)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "reason"),
+    [
+        ("driver.log", b"\xff\xfea\0", "UTF-16"),
+        ("driver.log.gz", b"\x1f\x8b\x08\0\0", "end-of-stream"),
+    ],
+)
+def test_a_broken_log_is_named(
+    tmp_path: Path, name: str, data: bytes, reason: str
+) -> None:
+    """
+    What cannot be read is an error that names the file, or told as missing.
+    """
+    path = tmp_path / name
+    path.write_bytes(data)
+
+    with pytest.raises(LogError, match=reason) as told:
+        list(driver_lines(path))
+
+    assert str(path) in str(told.value)
+    assert not isinstance(told.value, NoLogsError)
+    (missing,) = read_driver_log(path).missing
+    assert reason in missing.reason
+
+
+def test_a_text_of_lines_is_read() -> None:
+    """
+    A text of several lines is a log, not the name of one.
+    """
+    log = read_driver_log("(raylet) a\n(raylet) b\n")
+
+    assert ("", 2) == (log.path, log.lines)
+    assert "(raylet)" == str(log.sources[0])
+
+
+def test_other_prefixes_are_no_sources() -> None:
+    """
+    Ranks of torchrun are no processes of Ray.
+    """
+    log = read("[default0]:hello", "plain")
+
+    assert () == log.sources
+
+
+@pytest.fixture
+def sessions(tmp_path: Path) -> tuple[RaySession, RaySession]:
+    """
+    Two nodes: that of the driver, and another; both have a process 5.
+    """
+    found = []
+    for ip in ("10.0.0.1", "10.0.0.2"):
+        logs = tmp_path / ip / "logs"
+        logs.mkdir(parents=True)
+        name = f"worker-{ip[-1] * 56}-01000000-5.out"
+        (logs / name).write_text(":job_id:01000000\n:actor_name:T\n")
+        found.append(
+            RaySession(root=logs.parent, logs=logs, name="s", ip=ip, host=ip)
+        )
+    (found[0].logs / f"python-core-driver-{'f' * 56}_1.log").touch()
+    return found[0], found[1]
+
+
+def match_of(
+    sessions: Sequence[RaySession], pid: int, ip: str | None
+) -> tuple[str | None, str]:
+    """
+    Which worker is meant by a prefix, and why none is.
+    """
+    source = DriverSource(
+        origin=Origin(name="T", pid=pid, ip=ip), names=("T",)
+    )
+    (match,) = map_origins(DriverLog(sources=(source,)), sessions)
+    return match.worker and match.worker.worker_id[0], match.reason
+
+
+def test_no_address_means_the_node_of_the_driver(
+    sessions: tuple[RaySession, RaySession],
+) -> None:
+    """
+    The same number on another node belongs to who has the address.
+    """
+    found = [
+        match_of(sessions, 5, None),
+        match_of(sessions, 5, "10.0.0.2"),
+        match_of(sessions, 6, "10.0.0.2"),
+        match_of(sessions, 5, "10.0.0.3"),
+    ]
+
+    assert [
+        ("1", ""),
+        ("2", ""),
+        (None, "no worker there had number 6"),
+        (None, "the folder of 10.0.0.3 is not here"),
+    ] == found
+
+
+def test_a_single_session_will_do(
+    sessions: tuple[RaySession, RaySession],
+) -> None:
+    """
+    One session may be given as it is; others are then unknown.
+    """
+    source = DriverSource(origin=Origin(name="T", pid=5), names=("T",))
+    log = DriverLog(sources=(source,))
+
+    (match,) = map_origins(log, sessions[1])
+
+    assert "the folder of the driver's node is not here" == match.reason
+
+
+def test_nodes_without_an_address_are_tried(
+    sessions: tuple[RaySession, RaySession],
+) -> None:
+    """
+    A node that does not tell its address may still have the process.
+    """
+    nameless = attrs.evolve(sessions[1], ip=None)
+
+    found = match_of([nameless], 5, "10.0.0.9")
+
+    assert ("2", "") == found
+
+
+def test_numbers_that_were_used_twice_are_told_by_name(
+    sessions: tuple[RaySession, RaySession],
+) -> None:
+    """
+    Of two workers with one number the one of that name is meant, if any.
+    """
+    again = sessions[0].logs / f"worker-{'3' * 56}-01000000-5.out"
+    again.write_text(":job_id:01000000\n:actor_name:U\n")
+    by_name = match_of(sessions, 5, None)
+    again.write_text(":job_id:01000000\n:actor_name:T\n")
+
+    unclear = match_of(sessions, 5, None)
+
+    assert ("1", "") == by_name
+    assert (None, "2 workers had number 5") == unclear
+
+
+def test_folders_that_are_gone_are_no_nodes(tmp_path: Path) -> None:
+    """
+    A session whose folder vanished has no workers.
+    """
+    gone = tmp_path / "gone"
+    session = RaySession(root=gone, logs=gone, name="s", is_head=True)
+
+    found = match_of([session], 5, None)
+
+    assert (None, "no worker there had number 5") == found
+
+
+def test_labels_fall_back_to_what_is_known() -> None:
+    """
+    Who failed is named as well as possible.
+    """
+    labels = [
+        Failure(kind="worker_crashed", line=1).label,
+        Failure(kind="task_error", line=1, function="f").label,
+        Failure(kind="actor_died", line=1, actor_class="T", rank=2).label,
+    ]
+
+    assert ["a worker", "f", "T (rank 2)"] == labels
+
+
+def test_submitted_jobs_are_found(
+    sessions: tuple[RaySession, RaySession], tmp_path: Path
+) -> None:
+    """
+    What Ray keeps of submitted drivers is found, and nothing else.
+    """
+    log = sessions[1].logs / "job-driver-raysubmit_1.log"
+    log.write_text("(raylet) hello\n")
+    log.with_name("job-driver-link.log").symlink_to(log)
+    gone = attrs.evolve(sessions[0], logs=tmp_path / "gone")
+
+    found = [find_driver_logs((*sessions, gone)), find_driver_logs(gone)]
+
+    assert [(log,), ()] == found
+
+
+def test_sources_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    However many processes print, only so many are told.
+    """
+    monkeypatch.setattr(tallies, "_MOST_SOURCES", 2)
+
+    log = read_driver_log([f"(A pid={pid}) x" for pid in (1, 2, 3, 1)])
+
+    assert [(1, 2), (2, 1)] == [(x.origin.pid, x.lines) for x in log.sources]

@@ -1,0 +1,631 @@
+"""
+How results show themselves, as text and in notebooks.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pickle
+import pkgutil
+import sys
+
+from html.parser import HTMLParser
+from pathlib import Path
+
+import attrs
+import pytest
+
+import distdebug
+
+from distdebug._showing import (
+    Branch,
+    Entries,
+    Entry,
+    Lines,
+    Shown,
+    Table,
+    Tree,
+    blocks_html,
+    blocks_text,
+)
+from distdebug.bundle import Manifest
+from distdebug.capture import Capture, Check
+from distdebug.capture.model import CaptureStatus, ProcessCapture
+from distdebug.debugger import Answers, Listing, RayDebugSession
+from distdebug.debugger.client.answers import Output
+from distdebug.debugger.client.model import LostNode, Process, Silent
+from distdebug.debugger.ray_debugger.model import RayDebuggerCheck
+from distdebug.diagnosis import Snapshot
+from distdebug.diagnosis.preflight import PreflightReport
+from distdebug.errors import MissingDependencyError
+from distdebug.findings import (
+    Cause,
+    Diagnosis,
+    Evidence,
+    Finding,
+    GroupProgress,
+    Missing,
+)
+from distdebug.flight_recorder import (
+    DumpRequest,
+    RecorderSettings,
+    Timeline,
+    analyze_dumps,
+    read_dumps,
+)
+from distdebug.flight_recorder.recording.settings import Setting
+from distdebug.flight_recorder.timeline.model import HostClock
+from distdebug.health import EnvironmentHealth, NodeFacts, NodeHealth
+from distdebug.logscan import CollectiveLogs, scan_logs
+from distdebug.logscan.collectives.model import NcclNote
+from distdebug.nodes import NodeResult
+from distdebug.nodes.model import NodeStatus
+from distdebug.nsight import NsysHealth, NsysReports, PatchStatus
+from distdebug.nsight.reports.model import Collected, NsysReport
+from distdebug.nsight.reports.summarize import ReportRow, ReportSummary
+from distdebug.processes import Worker
+from distdebug.raylogs import (
+    Death,
+    Deaths,
+    RaySession,
+    WorkerLog,
+    read_driver_log,
+)
+from distdebug.stacks import (
+    ProcessStacks,
+    StackFrame,
+    ThreadStack,
+    merge_stacks,
+)
+from distdebug.startup import detect_phase
+from distdebug.testing import SimulatedJob, make_dumps
+from distdebug.watching import Hang, HangReason
+
+
+HOSTILE = "</pre><script>alert(1)</script> & \x1b[31mred \u202egnp.exe"
+
+
+def _finding() -> Finding:
+    return Finding(
+        cause=Cause.RANK_NOT_ARRIVED,
+        ranks=(3,),
+        summary=f"rank 3 is late: {HOSTILE}",
+        remedy="look at rank 3",
+        evidence=(
+            Evidence(
+                kind="log", source="/a/b.log", location="line 3", quote=HOSTILE
+            ),
+        ),
+    )
+
+
+def _stacks(number: int = 2) -> tuple[ProcessStacks, ...]:
+    frames = (
+        StackFrame(name="read", filename="/job/train.py", line=7),
+        StackFrame(name=HOSTILE, filename="/job/train.py", line=9),
+    )
+    return tuple(
+        ProcessStacks(
+            pid=100 + rank,
+            source="here",
+            rank=rank,
+            threads=(ThreadStack(name="", frames=frames[rank % 2 :]),),
+        )
+        for rank in range(number)
+    )
+
+
+def _session() -> RaySession:
+    return RaySession(
+        root=Path("/s"), logs=Path("/s/logs"), name=HOSTILE, host=HOSTILE
+    )
+
+
+def _capture() -> Capture:
+    processes = [
+        ProcessCapture(
+            worker=Worker(
+                pid=stacks.pid,
+                start_ticks=1,
+                parent_pid=1,
+                uid=0,
+                title=HOSTILE,
+                framework="torchrun",
+                rank=stacks.rank,
+            ),
+            status=CaptureStatus.OK,
+            stacks=stacks,
+        )
+        for stacks in _stacks()
+    ]
+    return Capture(host=HOSTILE, processes=tuple(processes))
+
+
+def _diagnosis() -> Diagnosis:
+    group = GroupProgress(
+        name="0",
+        desc=HOSTILE,
+        ranks=(0, 1, 2, 3),
+        last_completed=8,
+        furthest=9,
+        waiting=(0, 1, 2),
+        absent=(3,),
+    )
+    return Diagnosis(
+        verdict=_finding(),
+        findings=(_finding(),),
+        victims=(0, 1, 2),
+        missing=(Missing(what="dump", reason=HOSTILE, rank=2),),
+        groups=(group,),
+    )
+
+
+def _flight(folder):
+    job = SimulatedJob(4)
+    job.collective("all_reduce", job.world)
+    make_dumps(folder, job)
+    return analyze_dumps(folder)
+
+
+def _log(folder):
+    log = folder / "train.log"
+    text = f"[rank3]: RuntimeError: CUDA out of memory. {HOSTILE}\n"
+    log.write_text(text, "utf-8")
+    return log
+
+
+_CHECK = Check("ptrace", False, HOSTILE, remedy="ask your administrator")
+_HANG = {"cause": "unknown", "summary": HOSTILE, "confidence": "possible"}
+
+# What each class of results may look like; it gets a folder to work in.
+SAMPLES = {
+    "Answers": lambda _: Answers(
+        outputs=(Output(group="job", rank=None, text=f"1\n{HOSTILE}"),),
+        silent=(Silent(host="node-1", pid=7),),
+    ),
+    "Capture": lambda _: _capture(),
+    "Collected": lambda _: Collected(copied=("a",), left=(HOSTILE,)),
+    "CollectiveLogs": lambda _: CollectiveLogs(
+        notes=(NcclNote(kind="warning", text="", quote=HOSTILE, source="x"),)
+    ),
+    "Deaths": lambda _: Deaths(
+        deaths=(Death(kind="exit_code", actor=HOSTILE, worker_id="w"),)
+    ),
+    "Diagnosis": lambda _: _diagnosis(),
+    "DriverLog": lambda folder: read_driver_log(_log(folder)),
+    "DumpRequest": lambda _: DumpRequest(0, "failed", Path("/d"), HOSTILE),
+    "Dumps": lambda folder: attrs.evolve(
+        _flight(folder).dumps,
+        problems=(Missing(what="dump", reason=HOSTILE, rank=2),),
+    ),
+    "EnvironmentHealth": lambda _: EnvironmentHealth(
+        hosts=("a", "b"), processes=2, findings=(_finding(),)
+    ),
+    "Finding": lambda _: _finding(),
+    "FlightReport": _flight,
+    "Hang": lambda _: Hang(
+        reason=HangReason(kind="wait", elapsed_s=3.0, pids=(1,)),
+        folder=Path("/tmp"),
+        data={"verdict": _HANG},
+    ),
+    "Listing": lambda _: Listing(
+        processes=(
+            Process(
+                path="/s",
+                group="job",
+                rank=3,
+                coords={"dp": 1},
+                host="node-1",
+                pid=9,
+                function=HOSTILE,
+            ),
+        ),
+        lost=(LostNode(host="node-2", reason=HOSTILE),),
+    ),
+    "NodeHealth": lambda _: NodeHealth(
+        facts=NodeFacts(host=HOSTILE, taken=0.0), findings=(_finding(),)
+    ),
+    "NodeResult": lambda _: NodeResult(
+        host=HOSTILE,
+        status=NodeStatus.FAILED,
+        value={"a": 1},
+        output=f"one\n{HOSTILE}",
+        reason=HOSTILE,
+        remedy="look at the node",
+    ),
+    "NsysHealth": lambda _: NsysHealth(
+        checks=(_CHECK,), findings=(_finding(),)
+    ),
+    "NsysReports": lambda _: NsysReports(
+        reports=(NsysReport(path=HOSTILE, worker="w", pid=1, is_raw=True),)
+    ),
+    "PatchStatus": lambda _: PatchStatus(state="absent", detail=HOSTILE),
+    "PhaseReport": lambda folder: detect_phase(_log(folder)),
+    "PreflightReport": lambda _: PreflightReport((_CHECK,)),
+    "ProcessCapture": lambda _: attrs.evolve(
+        _capture().processes[0], remedy=HOSTILE
+    ),
+    "ProcessStacks": lambda _: _stacks()[0],
+    "RayDebugSession": lambda _: RayDebugSession(
+        kind="debugpy", host="a", port=1, node=HOSTILE, note=HOSTILE
+    ),
+    "RayDebuggerCheck": lambda _: RayDebuggerCheck(checks=(_CHECK,)),
+    "RaySession": lambda _: _session(),
+    "Timeline": lambda _: Timeline(
+        path=HOSTILE,
+        size=1,
+        ranks=(0, 1),
+        start_ns=0,
+        span_ns=1,
+        slices=2,
+        tracks=2,
+        open=1,
+        unended=1,
+        late=1,
+        arrows=1,
+        arrows_left_out=1,
+        records_left_out=1,
+        clocks=tuple(
+            HostClock(host=host, ahead_ns=ns, doubt_ns=1, corrected=bool(ns))
+            for host, ns in (("a", 0), (HOSTILE, 5), ("c", None))
+        ),
+        undated=(0,),
+    ),
+    "RecorderSettings": lambda _: RecorderSettings(
+        (Setting("TORCH_FR", "1", "set", "records calls"),),
+        Path("/d"),
+        "",
+        "",
+        "",
+    ),
+    "ReportSummary": lambda _: ReportSummary(
+        path="a", ranges=(ReportRow(name=HOSTILE, total_s=1.0, count=2),)
+    ),
+    "ScanReport": lambda folder: scan_logs(_log(folder)),
+    "Snapshot": lambda _: Snapshot(
+        Path("/tmp"), _diagnosis(), Manifest(version="1", created=0.0)
+    ),
+    "StackTree": lambda _: merge_stacks(_stacks()),
+    "Worker": lambda _: attrs.evolve(
+        _capture().processes[0].worker, coordinates=((HOSTILE, 1),)
+    ),
+    "WorkerLog": lambda _: WorkerLog(
+        session=_session(), worker_id="w", pid=7, actor_name=HOSTILE
+    ),
+}
+
+
+class _Page(HTMLParser):
+    """
+    The words that a page shows, and the elements that it has.
+    """
+
+    def __init__(self, page: str, *, is_styled: bool = True) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.tags: list[str] = []
+        self.open: list[str] = []
+        self._hidden = "dd-text" if is_styled else "dd-page"
+        self._hiding: int | None = None
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        """
+        Note the element, and whether it hides what it holds.
+        """
+        self.tags.append(tag)
+        self.open.append(tag)
+        if tag == "style" or self._hidden in dict(attrs).get("class", ""):
+            self._hiding = self._hiding or len(self.open)
+
+    def handle_endtag(self, tag):
+        """
+        An element ends that was begun last.
+        """
+        assert tag == self.open[-1]
+
+        if self._hiding == len(self.open):
+            self._hiding = None
+        self.open.pop()
+
+    def handle_data(self, data):
+        """
+        Note what is seen.
+        """
+        if self._hiding is None:
+            self.words += data.split()
+
+
+def _words(text: str) -> list[str]:
+    """
+    The words of a text, without what only draws tables and trees.
+    """
+    return sorted(w for w in text.split() if set(w) - set("-─▸→"))
+
+
+def _all_results() -> set[str]:
+    for module in pkgutil.walk_packages(distdebug.__path__, "distdebug."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
+    return {c.__name__ for c in Shown.__subclasses__()}
+
+
+class TestEveryResult:
+    def test_has_a_sample(self):
+        """
+        No class of results is left out of these tests.
+        """
+        assert _all_results() == SAMPLES.keys() - {"RecorderSettings"}
+
+    @pytest.mark.parametrize("name", SAMPLES)
+    def test_same_words(self, name, tmp_path):
+        """
+        Text and HTML of every result say the same.
+        """
+        result = SAMPLES[name](tmp_path)
+
+        page = _Page(result._repr_html_())
+
+        assert _words(str(result)) == _words(" ".join(page.words))
+        assert [] == page.open
+
+    @pytest.mark.parametrize("name", SAMPLES)
+    def test_without_style(self, name, tmp_path):
+        """
+        Where a notebook takes styles away, the text is shown.
+        """
+        result = SAMPLES[name](tmp_path)
+
+        page = _Page(result._repr_html_(), is_styled=False)
+
+        assert _words(str(result)) == _words(" ".join(page.words))
+
+    @pytest.mark.parametrize("name", SAMPLES)
+    def test_harmless(self, name, tmp_path):
+        """
+        What a job wrote is neither HTML nor an order to a terminal.
+        """
+        result = SAMPLES[name](tmp_path)
+
+        page = _Page(result._repr_html_())
+
+        assert "script" not in page.tags
+        assert "\x1b" not in str(result)
+        assert "\u202e" not in result._repr_html_()
+
+    @pytest.mark.parametrize("name", SAMPLES)
+    def test_pretty(self, name, tmp_path):
+        """
+        An interactive session shows the text.
+        """
+        pretty = pytest.importorskip("IPython.lib.pretty")
+        result = SAMPLES[name](tmp_path)
+
+        shown = pretty.pretty(result)
+
+        assert str(result) == shown
+
+    @pytest.mark.parametrize("name", sorted(SAMPLES))
+    def test_frame(self, name, tmp_path):
+        """
+        Every result is a data frame with one row per record.
+        """
+        pytest.importorskip("pandas")
+        result = SAMPLES[name](tmp_path)
+
+        frame = result.to_frame()
+
+        assert len(result.to_records()) == len(frame)
+
+
+class TestDumps:
+    def test_rows(self, tmp_path):
+        """
+        A rank is a row, whatever it did last, also nothing.
+        """
+        job = SimulatedJob(3)
+        job.collective("all_reduce", ranks=[0, 1])
+        job.send(1, 0)
+        make_dumps(tmp_path, job)
+
+        dumps = read_dumps(tmp_path)
+
+        rows = [
+            (r["rank"], r["records"], r["groups"], r["newest"])
+            for r in dumps.to_records()
+        ]
+        assert [
+            (0, 1, 1, "nccl:all_reduce #1"),
+            (1, 2, 1, "nccl:send 1->0 #1"),
+            (2, 0, 0, ""),
+        ] == rows
+        assert dumps.to_dict()["ranks"] == dumps.to_records()
+
+    def test_short(self, tmp_path):
+        """
+        Millions of records are not printed.
+        """
+        dumps = _flight(tmp_path).dumps
+
+        assert "<Dumps of 4 ranks>" == repr(dumps)
+        assert "<Entries of 1 calls>" == repr(dumps[0].entries)
+
+    def test_none(self, tmp_path):
+        """
+        There may be problems only.
+        """
+        dumps = attrs.evolve(_flight(tmp_path).dumps, by_rank={})
+
+        assert "dumps of 0 ranks, 0 records" == str(dumps)
+
+
+class TestTimeline:
+    def test_many_ranks(self, tmp_path):
+        """
+        Ranks that do not fold are counted, not listed.
+        """
+        timeline = attrs.evolve(
+            SAMPLES["Timeline"](tmp_path), ranks=tuple(range(0, 400, 2))
+        )
+
+        assert "calls of 200 ranks in" in str(timeline)
+
+
+class TestShown:
+    def test_no_pandas(self, monkeypatch):
+        """
+        Who has no pandas is told what to install.
+        """
+        monkeypatch.setitem(sys.modules, "pandas", None)
+
+        with pytest.raises(MissingDependencyError) as caught:
+            _finding().to_frame()
+
+        assert 'pip install "distdebug[notebook]"' == caught.value.remedy
+
+    def test_not_made_yet(self):
+        """
+        A class that does not say what to show is a mistake, and says so.
+        """
+        with pytest.raises(NotImplementedError):
+            Shown()._blocks_()
+        with pytest.raises(NotImplementedError):
+            Shown().to_records()
+
+    def test_what_was_seen_stays(self):
+        """
+        A diagnosis travels without the gigabytes that it was made from.
+        """
+        diagnosis = attrs.evolve(_diagnosis(), seen=print)
+
+        copy = pickle.loads(pickle.dumps(diagnosis))
+
+        assert diagnosis == copy
+        assert copy.seen is None
+
+
+LONG = {
+    "lines": Lines(["a", "b", "c"], 1, "lines"),
+    "entries": Entries([Entry(x) for x in "abc"], 1, "sentences"),
+    "table": Table(["x"], [["a"], ["b"], ["c"]], 1, "rows"),
+}
+
+
+class TestBlocks:
+    @pytest.mark.parametrize("kind", LONG)
+    def test_long(self, kind):
+        """
+        Of what is long the beginning is shown, and how much more there is.
+        """
+        text = blocks_text([LONG[kind]])
+
+        assert "a" in text.split()
+        assert "b" not in text.split()
+        assert "… and 2 more" in text
+
+    @pytest.mark.parametrize("kind", LONG)
+    def test_full(self, kind):
+        """
+        On request all of it is shown.
+        """
+        text = blocks_text([LONG[kind]], full=True)
+
+        assert {"a", "b", "c"} <= set(text.split())
+        assert "more" not in text
+
+    @pytest.mark.parametrize("kind", LONG)
+    def test_folded(self, kind):
+        """
+        In a notebook the rest is folded, and there.
+        """
+        page = _Page(blocks_html([LONG[kind]]))
+
+        assert "details" in page.tags
+        assert {"a", "b", "c", "more"} <= set(page.words)
+
+    def test_nothing(self):
+        """
+        What is empty takes no room.
+        """
+        blocks = ["", Lines([]), Entries([]), Tree([])]
+
+        assert "" == blocks_text(blocks)
+        assert [] == _Page(blocks_html(blocks)).words
+
+    def test_paint(self):
+        """
+        A terminal may show what is more important as such.
+        """
+        entries = Entries([Entry("stuck", [("cause", "x")])], 0, "findings")
+        blocks = [
+            Entries([Entry("stuck", [("cause", "x")], "also:")]),
+            entries,
+        ]
+
+        text = blocks_text(blocks, paint=lambda kind, text: f"<{kind} {text}>")
+
+        assert (
+            "also:\n<head stuck>\n  <label cause:> <cause x>\n\n"
+            "<note … and 1 more findings>"
+        ) == text
+        assert "<head rank 3" in _finding().to_text(
+            paint=lambda kind, text: f"<{kind} {text}>"
+        )
+
+    def test_tree(self):
+        """
+        What parts from a branch is shown below it.
+        """
+        tree = Tree(
+            [
+                Branch(0, "0-3", ["main"]),
+                Branch(1, "0-2", ["* train", "wait"]),
+                Branch(2, "1"),
+                Branch(1, "3"),
+                Branch(0, "4"),
+            ]
+        )
+
+        assert [
+            "0-3",
+            "  main",
+            "  ▸ 0-2",
+            "      * train → wait",
+            "      ▸ 1",
+            "  ▸ 3",
+            "4",
+        ] == blocks_text([tree]).splitlines()
+
+    def test_wrapped(self):
+        """
+        A branch that is long goes on in the next line.
+        """
+        tree = Tree([Branch(0, "0", ["a" * 60, "b" * 60])])
+
+        assert ["0", f"  {'a' * 60} →", f"  {'b' * 60}"] == blocks_text(
+            [tree]
+        ).splitlines()
+
+    def test_deep(self):
+        """
+        Stacks may be deeper than a browser nests.
+        """
+        tree = Tree([Branch(depth, str(depth)) for depth in range(5_000)])
+
+        page = _Page(blocks_html([tree]))
+
+        assert [] == page.open
+        assert "4999" in page.words
+
+    def test_bounded(self):
+        """
+        A line of a log may be long; a page of a notebook is not.
+        """
+        long = "x" * 10_000_000
+
+        page = blocks_html(
+            [Lines([long]), Entries([Entry(long, [("a", long)])])]
+        )
+
+        assert len(page) < 100_000

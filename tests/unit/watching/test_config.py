@@ -1,0 +1,373 @@
+"""
+What a ``debug:`` section may say, and how mistakes in it are told.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+
+from pathlib import Path
+
+import pytest
+
+from distdebug.errors import ConfigError, MissingDependencyError
+from distdebug.watching import HangDebugConfig
+
+
+class TestValues:
+    def test_defaults(self):
+        """
+        Nothing is watched unless asked for.
+        """
+        config = HangDebugConfig()
+
+        assert (False, (600.0,), "{log_dir}/backtraces") == (
+            config.enabled,
+            config.wait_seconds,
+            config.output_dir,
+        )
+
+    @pytest.mark.parametrize(
+        ("given", "waits"),
+        [
+            (1800, (1800.0,)),
+            (0.5, (0.5,)),
+            ([2400, 1800, 2400], (1800.0, 2400.0)),
+            ((600,), (600.0,)),
+            ((x for x in (1, 2)), (1.0, 2.0)),
+        ],
+    )
+    def test_waits(self, given, waits):
+        """
+        One wait or several become seconds, in order and once each.
+        """
+        assert waits == HangDebugConfig(wait_seconds=given).wait_seconds
+
+    @pytest.mark.parametrize(
+        "wait",
+        [
+            0,
+            -1,
+            True,
+            None,
+            "600",
+            b"800",
+            {600: 1},
+            [],
+            [600, "1800"],
+            [[600]],
+            float("nan"),
+            float("inf"),
+            pytest.param(10**400, id="400 digits"),
+            pytest.param(-(10**400), id="400 digits below 0"),
+            pytest.param(10**5000, id="5,000 digits"),
+            range(101),
+        ],
+    )
+    def test_no_wait(self, wait):
+        """
+        What is no number of seconds is refused.
+        """
+        with pytest.raises(ConfigError, match="wait_seconds must be "):
+            HangDebugConfig(wait_seconds=wait)
+
+    @pytest.mark.parametrize("enabled", [1, 0, "yes", None, []])
+    def test_no_switch(self, enabled):
+        """
+        It is on or off, and not something like that.
+        """
+        with pytest.raises(ConfigError, match="enabled must be true or false"):
+            HangDebugConfig(enabled=enabled)
+
+    @pytest.mark.parametrize("folder", [None, "", 3, b"x", "a\0b", ["x"]])
+    def test_no_folder(self, folder):
+        """
+        What is no path is refused.
+        """
+        with pytest.raises(ConfigError, match="output_dir must be the path"):
+            HangDebugConfig(output_dir=folder)
+
+    def test_terminal(self):
+        """
+        What is shown of a wrong value cannot control a terminal.
+        """
+        with pytest.raises(ConfigError) as caught:
+            HangDebugConfig(enabled="\x1b[2J\x07no")
+
+        assert str(caught.value).isprintable()
+
+    def test_frozen(self):
+        """
+        A configuration does not change.
+        """
+        with pytest.raises(AttributeError):
+            HangDebugConfig().enabled = True
+
+
+class TestResolve:
+    def test_default(self):
+        """
+        What is found goes beside the logs.
+        """
+        config = HangDebugConfig()
+
+        assert Path("/logs/7/backtraces") == config.resolve("/logs/7")
+
+    def test_plain(self):
+        """
+        A folder without a placeholder is what it says.
+        """
+        config = HangDebugConfig(output_dir=Path("/shared/debug"))
+
+        assert Path("/shared/debug") == config.resolve(Path("/logs"))
+
+    def test_braces(self):
+        """
+        Only the placeholder is replaced, and nothing is evaluated.
+        """
+        config = HangDebugConfig(output_dir="{log_dir}/{0.a}/{{x y}")
+
+        assert Path("{log_dir}/{0.a}/{{x y}") == config.resolve("{log_dir}")
+
+    @pytest.mark.parametrize("name", ["logdir", "job_id", ""])
+    def test_unknown(self, name):
+        """
+        A placeholder that nobody fills in is refused.
+        """
+        with pytest.raises(ConfigError, match="not known") as caught:
+            HangDebugConfig(output_dir=f"/x/{{{name}}}")
+
+        assert "the only one is {log_dir}" == caught.value.remedy
+
+
+class TestFromDict:
+    def test_all(self):
+        """
+        Every key of a section is used.
+        """
+        section = {"enabled": True, "wait_seconds": 5, "output_dir": "x"}
+
+        config = HangDebugConfig.from_dict(section)
+
+        assert HangDebugConfig(**section) == config
+
+    @pytest.mark.parametrize(
+        ("key", "near"),
+        [
+            ("wait_second", "wait_seconds"),
+            ("wait-seconds", "wait_seconds"),
+            ("Enabled", "enabled"),
+            ("outputdir", "output_dir"),
+        ],
+    )
+    def test_nearest(self, key, near):
+        """
+        Of a key that is not known, the nearest that is known is told.
+        """
+        with pytest.raises(ConfigError, match=f"unknown key '{key}'") as x:
+            HangDebugConfig.from_dict({key: 1})
+
+        assert f"{near}, perhaps" == x.value.remedy
+
+    @pytest.mark.parametrize(
+        "key",
+        ["zzz", 7, None, (1, 2), pytest.param(10**5000, id="5,000 digits")],
+    )
+    def test_far(self, key):
+        """
+        Where nothing is near, all keys are told.
+        """
+        with pytest.raises(ConfigError, match="unknown key") as caught:
+            HangDebugConfig.from_dict({key: 1})
+
+        assert "one of enabled, wait_seconds, output_dir" == (
+            caught.value.remedy
+        )
+
+    @pytest.mark.parametrize("section", [None, [], "on", 3])
+    def test_no_section(self, section):
+        """
+        What has no keys is refused.
+        """
+        with pytest.raises(ConfigError, match="debug must be keys"):
+            HangDebugConfig.from_dict(section)
+
+
+class TestFromFile:
+    @pytest.fixture(autouse=True)
+    def needs_yaml(self):
+        """
+        These tests read YAML.
+        """
+        pytest.importorskip("yaml")
+
+    @pytest.fixture(name="job")
+    def _job(self, tmp_path):
+        def write(text):
+            path = tmp_path / "job.yaml"
+            path.write_bytes(
+                text if isinstance(text, bytes) else text.encode()
+            )
+            return path
+
+        return write
+
+    def test_section(self, job):
+        """
+        The section is found among the others.
+        """
+        path = job(
+            "name: my-benchmark\n"
+            "resources:\n  gpu_type: gb200\n"
+            "debug:\n  enabled: true\n  wait_seconds: [1800, 2400]\n"
+        )
+
+        config = HangDebugConfig.from_file(path)
+
+        assert HangDebugConfig(enabled=True, wait_seconds=(1800, 2400)) == (
+            config
+        )
+
+    @pytest.mark.parametrize("text", ["", "name: x\n", "debug:\n", "# no\n"])
+    def test_no_section(self, job, text):
+        """
+        A job that does not ask for anything gets nothing.
+        """
+        assert HangDebugConfig() == HangDebugConfig.from_file(str(job(text)))
+
+    def test_mistake(self, job):
+        """
+        A mistake is told with the file and what helps.
+        """
+        path = job("debug: {enabeld: true}")
+
+        with pytest.raises(ConfigError) as caught:
+            HangDebugConfig.from_file(path)
+
+        assert f"{path}: unknown key 'enabeld'" == str(caught.value)
+        assert "enabled, perhaps" == caught.value.remedy
+
+    def test_aliases(self, job):
+        """
+        Anchors and merged sections are understood.
+        """
+        path = job("base: &b {enabled: true}\ndebug: {<<: *b}\n")
+
+        assert HangDebugConfig.from_file(path).enabled
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "- a list",
+            "just text",
+        ],
+    )
+    def test_no_sections(self, job, text):
+        """
+        A file that is not made of sections is no job file.
+        """
+        with pytest.raises(ConfigError, match="made of sections"):
+            HangDebugConfig.from_file(job(text))
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "a: [",
+            "a: 1\n---\nb: 2\n",
+            "debug: !!python/object/apply:os.getpid []",
+            b"\xff\xfe\xfa",
+            b"a: \x00",
+            "[" * 2000,
+            "when: 2026-13-45",
+            f"debug: {{wait_seconds: {'9' * 5000}}}",
+            "? [a]\n: 1\n",
+            "#" * (1 << 18) + "#",
+            "a: &a [*a]\nb: *a",
+            "a0: &a0 {k: 1}\n"
+            + "".join(
+                f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}\n"
+                for n in range(1, 9)
+            ),
+        ],
+        ids=[
+            "syntax",
+            "two documents",
+            "objects",
+            "bytes",
+            "control",
+            "deep",
+            "date",
+            "digits",
+            "key",
+            "large",
+            "endless",
+            "bomb",
+        ],
+    )
+    def test_damaged(self, job, text):
+        """
+        A file that cannot be understood is refused, soon and by one error.
+        """
+        with pytest.raises(ConfigError, match="cannot be understood") as x:
+            HangDebugConfig.from_file(job(text))
+
+        assert str(x.value).isprintable()
+
+    def test_missing(self, tmp_path):
+        """
+        A file that is not there is told as such.
+        """
+        with pytest.raises(ConfigError, match="cannot be read: No such file"):
+            HangDebugConfig.from_file(tmp_path / "none.yaml")
+
+    def test_pipe(self, tmp_path):
+        """
+        A pipe that nobody writes to is not waited for.
+        """
+        path = tmp_path / "pipe"
+        os.mkfifo(path)
+
+        with pytest.raises(ConfigError, match="not an ordinary file"):
+            HangDebugConfig.from_file(path)
+
+
+def test_without_yaml(monkeypatch, tmp_path):
+    """
+    Where PyYAML is not installed, that is said, and what helps.
+    """
+    real = builtins.__import__
+
+    def without(name, *args, **kwargs):
+        if name == "yaml":
+            raise ImportError(name)
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+
+    with pytest.raises(MissingDependencyError, match="PyYAML") as caught:
+        HangDebugConfig.from_file(tmp_path / "job.yaml")
+
+    assert "pip install pyyaml" == caught.value.remedy
+
+
+@pytest.mark.parametrize("bracket", ["[", "{"])
+def test_deep(tmp_path, bracket):
+    """
+    Brackets in brackets are refused before they take seconds.
+    """
+    file = tmp_path / "job.yaml"
+    file.write_text(f"debug: {bracket * 1001}")
+
+    with pytest.raises(ConfigError, match="1,000 brackets are open"):
+        HangDebugConfig.from_file(file)
+
+
+def test_brackets_side_by_side(tmp_path):
+    """
+    However many are closed again, they are not deep.
+    """
+    file = tmp_path / "job.yaml"
+    file.write_text(f"other: [{'[], ' * 2000}]\ndebug: {{enabled: true}}")
+
+    assert HangDebugConfig.from_file(file).enabled

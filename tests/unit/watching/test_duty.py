@@ -1,0 +1,305 @@
+"""
+What does a watcher do with what was found, and when does it ask again?
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from pathlib import Path
+
+import pytest
+
+from distdebug._in_time import in_time
+from distdebug.bundle import Wanted
+from distdebug.errors import HookError
+from distdebug.findings import Cause
+from distdebug.watching import Duty, Hang, HangReason, Order, Response
+from distdebug.watching.hang import NotYet
+
+
+REASON = HangReason(
+    kind="no progress",
+    elapsed_s=700.0,
+    pids=(7,),
+    stalled=(("rank 3", 65.0), ("rank 4", 61.0)),
+)
+FOLDER = Path("/shared/hang")
+
+
+def hang(cause=Cause.SLEEPING):
+    """
+    A job that hangs.
+    """
+    verdict = {"cause": cause, "summary": "rank 3\nsleeps \x1b[31mhere"}
+    return Hang(reason=REASON, folder=FOLDER, data={"verdict": verdict})
+
+
+class Watcher:
+    """
+    A duty, with what it was answered, and whom it told.
+    """
+
+    def __init__(self, *answers, hooks=(), patience_s=None):
+        self.answers = list(answers)
+        self.orders, self.told, self.shown = [], [], []
+        self.duty = Duty(
+            Order(output_dir=FOLDER, wanted=Wanted()),
+            self.look,
+            hooks or (self.told.append,),
+            self.shown.append,
+            patience_s,
+        )
+
+    def look(self, reason, order):
+        """
+        Give the next answer.
+        """
+        assert reason is REASON
+        self.orders.append(order)
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+class TestDuty:
+    def test_explained(self):
+        """
+        What was found is told to everybody, and not asked for again.
+        """
+        found = hang()
+        watcher = Watcher(Response("explained", "x", FOLDER, found))
+
+        assert watcher.duty(REASON) is None
+        assert [found] == watcher.told == watcher.shown
+
+    def test_healthy(self):
+        """
+        Nobody is called for a job that goes on.
+        """
+        found = hang(Cause.PROGRESSING)
+        watcher = Watcher(Response("explained", "x", FOLDER, found))
+
+        watcher.duty(REASON)
+
+        assert [found] == watcher.shown
+        assert [] == watcher.told
+
+    def test_fine_after_all(self):
+        """
+        What takes long is shown, and judged again when it lasts on.
+        """
+        found = hang(Cause.CHECKPOINTING)
+        watcher = Watcher(Response("fine", "x", FOLDER, found))
+
+        assert NotYet(65.0, is_free=False) == watcher.duty(REASON)
+        assert [found] == watcher.shown
+        assert [] == watcher.told
+
+    @pytest.mark.parametrize(
+        ("outcome", "answer"),
+        [
+            ("fine", NotYet(65.0)),
+            ("busy", NotYet(30.0)),
+            ("taken", NotYet(290.0)),
+            ("elsewhere", None),
+        ],
+    )
+    def test_nothing(self, caplog, outcome, answer):
+        """
+        A stall that is fine is judged anew when it has lasted twice as long.
+        """
+        caplog.set_level(logging.INFO, "distdebug")
+        watcher = Watcher(Response(outcome, "it compiles"))
+
+        assert answer == watcher.duty(REASON)
+        assert [] == watcher.told == watcher.shown
+        assert "no progress for 65 s (rank 3 and 1 more)" in caplog.text
+        assert "it compiles" in caplog.text
+
+    def test_no_stall(self):
+        """
+        A fixed wait has no stall that could last twice as long.
+        """
+        reason = HangReason(kind="wait", elapsed_s=1800.0, pids=(7,))
+        order = Order(output_dir=FOLDER, wanted=Wanted())
+        duty = Duty(order, lambda *_: Response("fine", "it compiles"))
+
+        assert NotYet(30.0) == duty(reason)
+
+    def test_known(self):
+        """
+        A snapshot that was seen once is none of the next hang's.
+        """
+        others = Path("/shared/hang.2")
+        watcher = Watcher(
+            Response("explained", "x", FOLDER, hang()),
+            Response("busy", "x"),
+            Response("elsewhere", "x", others),
+            Response("fine", "x"),
+        )
+
+        for _ in range(4):
+            watcher.duty(REASON)
+
+        assert [set(), {FOLDER}, {FOLDER}, {FOLDER, others}] == [
+            set(order.but) for order in watcher.orders
+        ]
+
+    def test_cannot_look(self, caplog):
+        """
+        If nobody could look, that is told in one line, and tried again later.
+        """
+        watcher = Watcher(
+            OSError(28, "No space left on device"),
+            Response("explained", "x", FOLDER, hang()),
+        )
+
+        assert NotYet(65.0) == watcher.duty(REASON)
+        assert "No space left on device" in caplog.text
+        assert "Traceback" not in caplog.text
+        assert watcher.duty(REASON) is None
+        assert 1 == len(watcher.told)
+
+    @pytest.mark.parametrize(
+        ("error", "has_trace"),
+        [(HookError("refused: 403"), False), (ValueError("a bug"), True)],
+    )
+    def test_hook_fails(self, caplog, error, has_trace):
+        """
+        A hook that fails is logged, and costs the others nothing.
+        """
+        told = []
+
+        def fail(_):
+            raise error
+
+        watcher = Watcher(
+            Response("explained", "x", FOLDER, hang()),
+            hooks=(fail, told.append),
+        )
+
+        assert watcher.duty(REASON) is None
+        assert 1 == len(told)
+        assert "a hook failed" in caplog.text
+        assert str(error) in caplog.text
+        assert has_trace == ("Traceback" in caplog.text)
+
+    def test_hooks_first(self):
+        """
+        Who is called does not wait for a log that nobody reads.
+        """
+        calls = []
+        watcher = Watcher(
+            Response("explained", "x", FOLDER, hang()),
+            hooks=(lambda _: calls.append("hook"),),
+        )
+        watcher.duty.tell = lambda _: calls.append("tell")
+
+        watcher.duty(REASON)
+
+        assert ["hook", "tell"] == calls
+
+    @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+    def test_hook_exits(self, caplog, error):
+        """
+        A hook that wants to exit does not end the watch of a rank.
+        """
+
+        def leave(_):
+            raise error
+
+        told = []
+        watcher = Watcher(
+            Response("explained", "x", FOLDER, hang()),
+            hooks=(leave, told.append),
+        )
+
+        in_time(lambda: watcher.duty(REASON), 30)
+
+        assert 1 == len(told)
+        assert "a hook failed" in caplog.text
+
+    def test_interrupted(self):
+        """
+        Ctrl-C ends a side-car, also while it calls somebody.
+        """
+
+        def interrupt(_):
+            raise KeyboardInterrupt
+
+        watcher = Watcher(
+            Response("explained", "x", FOLDER, hang()), hooks=(interrupt,)
+        )
+
+        with pytest.raises(KeyboardInterrupt):
+            watcher.duty(REASON)
+
+    def test_hook_hangs(self, caplog):
+        """
+        A hook that does not end is left behind.
+        """
+        end, told = threading.Event(), []
+        watcher = Watcher(
+            Response("explained", "x", FOLDER, hang()),
+            hooks=(lambda _: end.wait(30), told.append),
+            patience_s=0.2,
+        )
+
+        assert watcher.duty(REASON) is None
+        end.set()
+        assert 1 == len(told)
+        assert "did not end in time" in caplog.text
+
+
+class TestHang:
+    def test_plain(self):
+        """
+        What is sent is plain, with what matters most at the top.
+        """
+        data = hang().to_dict()
+
+        assert "rank 3 sleeps here" == data["summary"]
+        assert str(FOLDER) == data["folder"]
+        assert [["rank 3", 65.0], ["rank 4", 61.0]] == [
+            list(x) for x in data["reason"]["stalled"]
+        ]
+        assert Cause.SLEEPING == data["diagnosis"]["verdict"]["cause"]
+
+    def test_line(self):
+        """
+        It says why it was looked at, what was found, and what to do next,
+        safe to print.
+        """
+        assert (
+            "no progress for 65 s (rank 3 and 1 more): rank 3 sleeps here\n"
+            "  cause: sleeping\n"
+            f"  see {FOLDER}/REPORT.txt"
+        ) == str(hang())
+
+    def test_remedy(self):
+        """
+        How sure it is and what helps is told where it is known.
+        """
+        found = hang()
+        found.data["verdict"].update(
+            confidence="likely", remedy="wake\nit \x1b[31mup"
+        )
+
+        assert [
+            "  cause: sleeping (likely)",
+            "  next: wake it up",
+            f"  see {FOLDER}/REPORT.txt",
+        ] == str(found).splitlines()[1:]
+
+    @pytest.mark.parametrize(
+        ("cause", "told"),
+        [(Cause.SLEEPING, False), (Cause.HEALTHY, True)],
+    )
+    def test_healthy(self, cause, told):
+        """
+        Whether anything is wrong follows from the verdict.
+        """
+        assert told == hang(cause).is_healthy

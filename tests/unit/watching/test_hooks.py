@@ -1,0 +1,776 @@
+"""
+Telling others that a job hangs, by real commands and to a real server.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import psutil
+import pytest
+
+from distdebug._in_time import in_time
+from distdebug.errors import ConfigError, HookError
+from distdebug.watching import Hang, HangReason, command_hook, webhook_hook
+from distdebug.watching.webhook import post as posting
+from distdebug.watching.webhook.address import Address, read_address
+from distdebug.watching.webhook.message import message_for
+
+
+SECRET = "s3cr3t-token"
+
+
+@pytest.fixture(name="hang")
+def _hang(tmp_path):
+    """
+    A job that hangs.
+    """
+    reason = HangReason(
+        kind="no progress",
+        elapsed_s=700.0,
+        pids=(7, 8),
+        stalled=(("process 7", 65.0),),
+    )
+    verdict = {"cause": "unknown", "summary": "rank 3 is\nstuck \x1b[31mhere"}
+    return Hang(
+        reason=reason, folder=tmp_path / "hang", data={"verdict": verdict}
+    )
+
+
+def python(code):
+    """
+    The words of a command that runs a small program.
+    """
+    return [sys.executable, "-S", "-c", code]
+
+
+def is_alive(pid):
+    """
+    Whether a process still runs after a while.
+    """
+    try:
+        process = psutil.Process(pid)
+        for _ in range(500):
+            if process.status() == psutil.STATUS_ZOMBIE:
+                return False
+            time.sleep(0.02)
+    except psutil.NoSuchProcess:
+        return False
+    return True
+
+
+class TestCommand:
+    def test_told(self, hang, tmp_path):
+        """
+        A command gets all as JSON, and what matters most as variables.
+        """
+        got = tmp_path / "got"
+        code = (
+            "import os, sys; open(sys.argv[1], 'w').write("
+            "os.environ['DISTDEBUG_FOLDER'] + '\\n' "
+            "+ os.environ['DISTDEBUG_SUMMARY'] + '\\n' + sys.stdin.read())"
+        )
+
+        command_hook([*python(code), str(got)])(hang)
+
+        folder, summary, data = got.read_text().split("\n", 2)
+        assert str(hang.folder) == folder
+        assert "rank 3 is stuck here" == summary
+        assert json.loads(json.dumps(hang.to_dict())) == json.loads(data)
+
+    def test_one_text(self, hang, tmp_path):
+        """
+        One text is split into words, and no shell looks at them.
+        """
+        got = tmp_path / "with $HOME; blank"
+
+        command_hook(f"touch '{got}'")(hang)
+
+        assert got.exists()
+
+    @pytest.mark.parametrize(
+        "command",
+        [
+            "echo hang | wall",
+            "echo hang > /tmp/x",
+            "echo hang >>/tmp/x",
+            "wall < x",
+            "echo a; echo b",
+            "sleep 9 &",
+            "true && true",
+            "false || true",
+            "scancel $SLURM_JOB_ID",
+            'scancel "${SLURM_JOB_ID}"',
+            "echo $(date)",
+            "echo `date`",
+        ],
+    )
+    def test_needs_a_shell(self, command):
+        """
+        What only a shell understands is refused, and not passed on as a word.
+        """
+        with pytest.raises(ConfigError, match="not run by a shell") as caught:
+            command_hook(command)
+
+        assert "sh -c" in caught.value.remedy
+
+    @pytest.mark.parametrize(
+        "command",
+        [
+            "sh -c 'echo $HOME | wall > x; y &'",
+            'echo "a | b; c && d > e"',
+            r"echo a\|b \$HOME",
+            r'echo "\$HOME costs 5 $"',
+            ["echo", "$HOME", "|"],
+        ],
+    )
+    def test_needs_no_shell(self, command):
+        """
+        What is quoted stands for itself, and so does each word of a list.
+        """
+        assert callable(command_hook(command))
+
+    @pytest.mark.parametrize(
+        "timeout_s", [0, -1, "x", None, float("nan"), float("inf"), 1e308]
+    )
+    def test_time(self, timeout_s, tmp_path):
+        """
+        A time that makes no sense is told at once.
+        """
+        with pytest.raises(ConfigError, match="timeout_s"):
+            command_hook("true", timeout_s=timeout_s)
+        with pytest.raises(ConfigError, match="timeout_s"):
+            webhook_hook(tmp_path, timeout_s=timeout_s)
+
+    def test_does_not_read(self, hang):
+        """
+        A command need not read what it is told, however much it is.
+        """
+        data = {**hang.data, "stacks": "x" * (1 << 20)}
+        large = Hang(reason=hang.reason, folder=hang.folder, data=data)
+
+        assert command_hook(["true"])(large) is None
+
+    @pytest.mark.parametrize(
+        ("code", "expected"),
+        [
+            (
+                "import sys; sys.exit('no\\nsuch \\x1b[1mchannel')",
+                "failed with exit status 1: such channel",
+            ),
+            (
+                "print('out'); raise SystemExit(3)",
+                "failed with exit status 3: out",
+            ),
+            ("raise SystemExit(4)", "failed with exit status 4"),
+            ("import os; os.kill(os.getpid(), 9)", "was ended by SIGKILL"),
+            ("import os; os.kill(os.getpid(), 40)", "was ended by signal 40"),
+        ],
+    )
+    def test_failed(self, hang, code, expected):
+        """
+        A failure tells the program, how it ended, and its last line.
+        """
+        with pytest.raises(HookError) as caught:
+            command_hook(python(code))(hang)
+
+        assert f"{Path(sys.executable).name} {expected}" == str(caught.value)
+
+    def test_arguments_are_not_told(self, hang):
+        """
+        An argument may be a secret.
+        """
+        with pytest.raises(HookError) as caught:
+            command_hook([*python("raise SystemExit(1)"), SECRET])(hang)
+
+        assert SECRET not in str(caught.value)
+
+    def test_late(self, hang, tmp_path):
+        """
+        A command that is late is ended, with what it started.
+        """
+        got = tmp_path / "pids"
+        code = 'trap "" TERM; sleep 600 & echo $$ $! > "$0"; wait'
+        hook = command_hook(["sh", "-c", code, str(got)], timeout_s=2)
+
+        start = time.monotonic()
+        with pytest.raises(HookError, match="did not end within 2 s"):
+            hook(hang)
+
+        assert time.monotonic() - start < 30
+        own, child = map(int, got.read_text().split())
+        assert [False, False] == [is_alive(own), is_alive(child)]
+
+    def test_vanished(self, hang, tmp_path):
+        """
+        A command that is not there any more is an error of the hook.
+        """
+        program = tmp_path / "notify"
+        program.write_text("#!/bin/sh\n")
+        program.chmod(0o755)
+        hook = command_hook([str(program)])
+        program.unlink()
+
+        with pytest.raises(HookError, match="notify cannot be started: No"):
+            hook(hang)
+
+    @pytest.mark.parametrize(
+        ("command", "expected"),
+        [
+            ("", "empty"),
+            ([], "empty"),
+            (["true", "a\0b"], "no text"),
+            ([3], "cannot be understood"),
+            ("notify 'rank", "cannot be understood: No closing quotation"),
+            ("no-such-program-here -x", "no-such-program-here: there is no"),
+        ],
+    )
+    def test_mistakes(self, command, expected):
+        """
+        A mistake is told when the hook is made, with what to do.
+        """
+        with pytest.raises(ConfigError, match=expected) as caught:
+            command_hook(command)
+
+        assert "sh -c" in caught.value.remedy
+
+    @pytest.mark.parametrize("seconds", [0, -1, float("nan")])
+    def test_no_time(self, seconds):
+        """
+        A hook needs time.
+        """
+        with pytest.raises(ConfigError, match="timeout_s"):
+            command_hook(["true"], timeout_s=seconds)
+
+
+class Server:
+    """
+    A chat service on this machine, which answers as planned.
+    """
+
+    def __init__(self):
+        self.answers = []
+        self.got = []
+        self.may_go_on = threading.Event()
+        self.hung_up = threading.Event()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                """
+                Take a message.
+                """
+                size = int(self.headers["Content-Length"])
+                body = json.loads(self.rfile.read(size))
+                outer.got.append((self.path, dict(self.headers), body))
+                answer = outer.answers.pop(0) if outer.answers else 200
+                if answer == "trickle":
+                    outer.trickle(self.connection)
+                    return
+
+                self.send_response(answer)
+                self.send_header("Location", "/elsewhere")
+                self.end_headers()
+
+            def log_message(self, *args):
+                """
+                Say nothing.
+                """
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.thread = threading.Thread(
+            target=self.server.serve_forever, args=[0.02]
+        )
+        self.thread.start()
+
+    def trickle(self, connection):
+        """
+        Answer without end, a byte at a time.
+        """
+        try:
+            connection.sendall(b"HTTP/1.1 200 OK\r\nX: ")
+            while not self.may_go_on.wait(0.05):
+                connection.sendall(b"x")
+        except OSError:
+            self.hung_up.set()
+
+    def address(self, path=f"/hook/{SECRET}"):
+        """
+        Where it is.
+        """
+        return f"http://127.0.0.1:{self.server.server_port}{path}"
+
+    def close(self):
+        """
+        End it.
+        """
+        self.may_go_on.set()
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+@pytest.fixture(name="server")
+def _server(monkeypatch):
+    """
+    A server, with no proxy on the way to it, and no long pauses.
+    """
+    for name in list(os.environ):
+        if name.lower().endswith("_proxy"):
+            monkeypatch.delenv(name)
+    monkeypatch.setattr(posting, "_PAUSES_S", (0.0, 0.0))
+    server = Server()
+    yield server
+    server.close()
+
+
+@pytest.fixture(name="file")
+def _file(tmp_path):
+    """
+    A file for an address that only its owner can read.
+    """
+    file = tmp_path / "webhook"
+    file.touch(0o600)
+    return file
+
+
+HOOKED = """
+import sys, threading
+from pathlib import Path
+from distdebug.watching.hang import Hang, HangReason
+from distdebug.watching.hooks import command_hook, webhook_hook
+reason = HangReason(kind="no progress", elapsed_s=7.0, pids=(7,))
+verdict = {"cause": "unknown", "summary": "stuck"}
+hang = Hang(reason=reason, folder=Path(), data={"verdict": verdict})
+hooks = [command_hook("cat"), webhook_hook(sys.argv[1])]
+loaded = []
+class Finder:
+    def find_spec(name, path, target=None):
+        if threading.current_thread() is not threading.main_thread():
+            loaded.append(name)
+sys.meta_path.insert(0, Finder)
+for hook in hooks:
+    thread = threading.Thread(target=hook, args=[hang])
+    thread.start()
+    thread.join()
+print(loaded)
+"""
+
+
+def test_loads_nothing(server, file):
+    """
+    Hooks run on a thread of the job, and import nothing there: a child that is
+    forked meanwhile inherits the locks of modules, and would wait for ever.
+    """
+    port = server.server.server_port
+    file.write_text(f"http://localhost:{port}/{SECRET}")
+
+    loaded = subprocess.check_output(
+        [sys.executable, "-c", HOOKED, file], text=True
+    )
+
+    assert "[]\n" == loaded
+    assert 1 == len(server.got)
+
+
+class TestWebhook:
+    def test_told(self, server, file, hang):
+        """
+        A service that is not known gets a text, and all data.
+        """
+        file.write_text(
+            f"# ours\n\n{server.address()}\nAuthorization: Bearer {SECRET}\n"
+        )
+
+        webhook_hook(file)(hang)
+
+        ((path, headers, body),) = server.got
+        host = socket.gethostname()
+        assert f"/hook/{SECRET}" == path
+        assert "application/json" == headers["Content-Type"]
+        assert f"Bearer {SECRET}" == headers["Authorization"]
+        expected = json.loads(json.dumps(hang.to_dict()))
+        text = f"rank 3 is stuck here\n{hang.folder} on {host}"
+        assert {**expected, "text": text} == body
+
+    def test_read_again(self, server, file, hang):
+        """
+        The address may change while a job is watched.
+        """
+        file.write_text(server.address("/old"))
+        hook = webhook_hook(file)
+        file.write_text(server.address("/new"))
+
+        hook(hang)
+
+        assert ["/new"] == [path for path, _, _ in server.got]
+
+    def test_gone_later(self, server, file, hang):
+        """
+        A file that is gone when it matters is an error of the hook.
+        """
+        file.write_text(server.address())
+        hook = webhook_hook(file)
+        file.unlink()
+
+        with pytest.raises(HookError, match="cannot be read: No such file"):
+            hook(hang)
+
+    @pytest.mark.parametrize(
+        ("answers", "calls"),
+        [([503], 2), ([429, 500], 3), ([201], 1)],
+    )
+    def test_tried_again(self, server, file, hang, answers, calls):
+        """
+        A service that is busy is tried up to twice more.
+        """
+        server.answers = answers
+        file.write_text(server.address())
+
+        webhook_hook(file)(hang)
+
+        assert calls == len(server.got)
+
+    @pytest.mark.parametrize(
+        ("answers", "expected"),
+        [
+            ([502, 502, 502], "answered 502 (Bad Gateway)"),
+            ([404], "answered 404 (Not Found)"),
+            ([399], "answered 399"),
+            ([302], "answered 302 (Found)"),
+            ([307], "answered 307 (Temporary Redirect)"),
+        ],
+    )
+    def test_refused(self, server, file, hang, answers, expected):
+        """
+        What is refused is told with the host only, and never sent elsewhere.
+        """
+        server.answers = list(answers)
+        file.write_text(server.address())
+
+        with pytest.raises(HookError) as caught:
+            webhook_hook(file)(hang)
+
+        assert f"the webhook at 127.0.0.1 {expected}" == str(caught.value)
+        assert [f"/hook/{SECRET}"] * len(answers) == [
+            x for x, _, _ in server.got
+        ]
+
+    def test_no_time_for_another(self, server, file, hang, monkeypatch):
+        """
+        Nothing is tried again after the time is over.
+        """
+        monkeypatch.setattr(posting, "_PAUSES_S", (60.0, 60.0))
+        server.answers = [503]
+        file.write_text(server.address())
+
+        with pytest.raises(HookError, match="answered 503"):
+            webhook_hook(file)(hang)
+
+        assert 1 == len(server.got)
+
+    def test_trickle(self, server, file, hang):
+        """
+        A service that answers slowly, but for ever, is left in time.
+        """
+        server.answers = ["trickle"]
+        file.write_text(server.address())
+
+        start = time.monotonic()
+        with pytest.raises(HookError, match=r"did not answer within 0\.5 s"):
+            webhook_hook(file, timeout_s=0.5)(hang)
+
+        assert time.monotonic() - start < 10
+        assert server.hung_up.wait(10)
+
+    def test_nobody(self, server, file, hang):
+        """
+        A port at which nobody listens is told.
+        """
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        file.write_text(f"http://127.0.0.1:{port}/{SECRET}")
+
+        with pytest.raises(HookError) as caught:
+            webhook_hook(file)(hang)
+
+        expected = "127.0.0.1 cannot be reached: Connection refused"
+        assert f"the webhook at {expected}" == str(caught.value)
+
+    def test_no_http(self, server, file, hang):
+        """
+        What answers anything but HTTP is told, and nothing it says.
+        """
+        with socket.create_server(("127.0.0.1", 0)) as other:
+
+            def answer():
+                connection, _ = other.accept()
+                with connection:
+                    connection.sendall(f"{SECRET}\r\n".encode())
+                    connection.recv(1 << 16)
+
+            thread = threading.Thread(target=answer)
+            thread.start()
+            file.write_text(f"http://127.0.0.1:{other.getsockname()[1]}/x")
+            with pytest.raises(HookError) as caught:
+                webhook_hook(file)(hang)
+            thread.join()
+
+        expected = "127.0.0.1 cannot be reached: BadStatusLine"
+        assert f"the webhook at {expected}" == str(caught.value)
+
+    def test_no_encryption(self, server, file, hang):
+        """
+        A host that was to prove its name and cannot gets no message.
+        """
+        address = server.address().replace("http:", "https:")
+        file.write_text(address)
+
+        with pytest.raises(HookError, match="cannot be reached: "):
+            webhook_hook(file)(hang)
+
+        assert [] == server.got
+
+    def test_proxy(self, server, file, hang, monkeypatch):
+        """
+        On nodes that need a proxy, the message goes through it.
+        """
+        monkeypatch.setenv("http_proxy", server.address(""))
+        file.write_text("http://chat.invalid/x")
+
+        webhook_hook(file)(hang)
+
+        ((path, headers, _),) = server.got
+        assert ("http://chat.invalid/x", "chat.invalid") == (
+            path,
+            headers["Host"],
+        )
+
+    def test_certificate(self):
+        """
+        A certificate that is not valid is told as such.
+        """
+        error = ssl.SSLCertVerificationError()
+        error.verify_message = "certificate has expired"
+
+        got = posting._why(error)
+
+        assert "has no valid certificate: certificate has expired" == got
+
+    @pytest.mark.parametrize("mode", [0o600, 0o644])
+    def test_readers(self, server, file, hang, caplog, mode):
+        """
+        A file that everybody can read is used, with one warning.
+        """
+        file.write_text(server.address())
+        file.chmod(mode)
+
+        with caplog.at_level(logging.WARNING, logger="distdebug"):
+            hook = webhook_hook(file)
+            hook(hang)
+            hook(hang)
+
+        expected = 1 if mode == 0o644 else 0
+        assert expected == caplog.text.count("chmod 600")
+        assert SECRET not in caplog.text
+
+
+class TestAddress:
+    def test_repr(self):
+        """
+        An address does not show itself.
+        """
+        address = Address(f"https://Chat.example/{SECRET}", {"A": SECRET})
+
+        assert SECRET not in repr(address)
+        assert "chat.example" == address.host
+
+    @pytest.mark.parametrize(
+        ("content", "expected"),
+        [
+            (b"", "there is no address in it"),
+            (b"# only\n\n", "there is no address in it"),
+            (b"\xff\xfe", "is no text"),
+            (b"ftp://h/s3cr3t", "line 1 is no address"),
+            (b"#\nhttps:///s3cr3t", "line 2 is no address"),
+            (b"https://h:0/s3cr3t", "line 1 is no address"),
+            (b"https://h:s3cr3t/", "line 1 is no address"),
+            (b"https://[h/s3cr3t", "line 1 is no address"),
+            (b"https://h/s3cr3t x", "line 1 is no address"),
+            ("https://hö/s3cr3t".encode(), "line 1 is no address"),
+            (b"https://me:s3cr3t@h/", "line 1 has a name or password"),
+            (b"https://h/\ns3cr3t", "line 2 is no header"),
+            (b"https://h/\n: s3cr3t", "line 2 is no header"),
+            (b"https://h/\nA b: s3cr3t", "line 2 is no header"),
+            (b"https://h/\nA: s3cr3t\x01", "line 2 is no header"),
+            ("https://h/\nA: s3cr3tö".encode(), "line 2 is no header"),
+            (b"https://h/\nHost: s3cr3t", "line 2 is no header"),
+            (b"#" * 70_000, "larger than 65,536 bytes"),
+        ],
+    )
+    def test_mistakes(self, file, content, expected):
+        """
+        What is wrong is told by line, and never what stands there.
+        """
+        file.write_bytes(content)
+
+        with pytest.raises(ConfigError, match=expected) as caught:
+            webhook_hook(file)
+
+        told = str(caught.value).removeprefix(str(file))
+        assert "s3cr3t" not in told
+        assert "https://..." in caught.value.remedy
+
+    def test_not_there(self, tmp_path):
+        """
+        A file that is not there is told when the hook is made.
+        """
+        with pytest.raises(ConfigError, match="cannot be read: No such file"):
+            webhook_hook(tmp_path / "none")
+
+    def test_pipe(self, tmp_path):
+        """
+        A pipe is refused, and not waited for.
+        """
+        os.mkfifo(tmp_path / "pipe")
+
+        with pytest.raises(ConfigError, match="not an ordinary file"):
+            webhook_hook(tmp_path / "pipe")
+
+    def test_no_time(self, file):
+        """
+        A hook needs time.
+        """
+        with pytest.raises(ConfigError, match="timeout_s"):
+            webhook_hook(file, timeout_s=0)
+
+    def test_mark_of_order(self, file):
+        """
+        What some editors put before the first line does not count.
+        """
+        file.write_bytes(b"\xef\xbb\xbfhttps://h/x\r\nA:  b \r\n")
+
+        got = read_address(file)
+
+        assert Address("https://h/x", {"A": "b"}) == got
+
+
+def message(url, text="a <b> & c", data=None):
+    """
+    What a service gets.
+    """
+    return json.loads(message_for(Address(url), text, data or {"host": "n1"}))
+
+
+class TestMessage:
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "https://hooks.slack.com/services/x",
+            "https://discord.com/api/webhooks/1/x/slack",
+        ],
+    )
+    def test_slack(self, url):
+        """
+        Slack gets a text in which nothing has a meaning of its own.
+        """
+        assert {"text": "a &lt;b&gt; &amp; c"} == message(url)
+
+    def test_google(self):
+        """
+        Google Chat refuses messages with keys that it does not know.
+        """
+        url = "https://chat.googleapis.com/v1/spaces/A/messages?key=x"
+
+        assert {"text": "a <b> & c"} == message(url)
+
+    def test_discord(self):
+        """
+        Discord knows the text by another name.
+        """
+        got = message("https://ptb.discord.com/api/webhooks/1/x")
+
+        assert {"content": "a <b> & c", "allowed_mentions": {"parse": []}} == (
+            got
+        )
+
+    def test_teams(self):
+        """
+        Workflows of Teams want a card.
+        """
+        got = message("https://x.99.environment.api.powerplatform.com/w")
+
+        (card,) = got["attachments"]
+        assert {"type", "attachments"} == set(got)
+        assert "a <b> & c" == card["content"]["body"][0]["text"]
+
+    def test_other_host(self):
+        """
+        A host whose name only ends alike is another one.
+        """
+        got = message("https://notslack.com/x")
+
+        assert {"text": "a <b> & c", "host": "n1"} == got
+
+    def test_nobody_is_woken(self):
+        """
+        Text from a job does not call everybody in a channel.
+        """
+        text = "@all <!here> <users/all> me@host x@allow <module>"
+
+        got = message("https://chat.example/x", text)["text"]
+
+        zero = "\u200b"
+        expected = (
+            f"@{zero}all <{zero}!here> <{zero}users/all> me@host x@allow "
+            "<module>"
+        )
+        assert expected == got
+
+    def test_too_large(self):
+        """
+        A diagnosis that is too large for a message is left out.
+        """
+        data = {"folder": "f", "diagnosis": {"x": "y" * 300_000}}
+
+        got = message("https://chat.example/x", "t" * 3000, data)
+
+        assert {"folder": "f", "text": "t" * 1800} == got
+
+
+class TestInTime:
+    def test_returned(self):
+        """
+        What is returned in time is returned.
+        """
+        assert 3 == in_time(lambda: 3, 10)
+
+    def test_raised(self):
+        """
+        What is raised in time is raised.
+        """
+        with pytest.raises(ZeroDivisionError):
+            in_time(lambda: 1 / 0, 10)
+
+    def test_late(self):
+        """
+        What does not return is not waited for.
+        """
+        end = threading.Event()
+
+        with pytest.raises(TimeoutError):
+            in_time(end.wait, 0.05)
+
+        end.set()

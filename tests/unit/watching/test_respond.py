@@ -1,0 +1,695 @@
+"""
+What is done on the nodes of a job that makes no progress?
+
+The workers are made up; folders, locks, manifests, and diagnoses are real.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import attrs
+import pytest
+
+from distdebug.bundle import (
+    Manifest,
+    NodeEntry,
+    Wanted,
+    join_bundle,
+    write_manifest,
+)
+from distdebug.bundle.manifest import read_manifest
+from distdebug.bundle.mark import MARK
+from distdebug.capture import node_lock
+from distdebug.diagnosis import Collected
+from distdebug.findings import Cause, Finding
+from distdebug.processes import Worker
+from distdebug.stacks import (
+    ProcessStacks,
+    StackFrame,
+    ThreadStack,
+    stacks_to_json,
+)
+from distdebug.watching import HangReason, Order, suspects
+from distdebug.watching import respond as module
+from distdebug.watching.respond import respond
+
+
+C10D = "/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
+STALLED = HangReason(
+    kind="no progress",
+    elapsed_s=700.0,
+    pids=(7,),
+    stalled=(("rank 0", 65.0),),
+)
+WAIT = HangReason(kind="wait", elapsed_s=1800.0, pids=(7,))
+
+
+def worker(rank, *, job="run 7", size=2, **options):
+    """
+    A rank of a job.
+    """
+    values = {
+        "pid": 100 + rank,
+        "start_ticks": 5,
+        "parent_pid": 1,
+        "uid": 0,
+        "title": "train.py",
+        "framework": "torchrun",
+        "rank": rank,
+        "world_size": size,
+        "job": job,
+    }
+    return Worker(**(values | options))
+
+
+def finding(cause, **options):
+    """
+    What a look tells.
+    """
+    return Finding(
+        cause=cause, ranks=(0,), summary=f"it is {cause}", **options
+    )
+
+
+def write_stacks(folder, rank):
+    """
+    Write what a rank does: rank 1 sleeps, and the others wait for it.
+    """
+    frame = StackFrame("all_reduce", C10D, 2800)
+    if rank == 1:
+        frame = StackFrame("sleep", "/home/me/train.py", 40)
+    thread = ThreadStack(name="MainThread", frames=(frame,), is_main=True)
+    stacks = ProcessStacks(
+        pid=100 + rank, source="", threads=(thread,), rank=rank, role="rank"
+    )
+    path = folder / f"pyspy_{folder.name}_{100 + rank}.json"
+    path.write_text(stacks_to_json(stacks))
+
+
+class Job:
+    """
+    A job on nodes that do not exist; each thread here is one of them.
+    """
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.order = Order(output_dir=folder / "hang", wanted=Wanted())
+        self.workers = {"n1": (worker(0), worker(1))}
+        self.seen = finding(Cause.COLLECTIVE_WAIT)
+        self.looks, self.wanted, self.asked = [], [], []
+        self.during_look = self.during_collect = lambda: None
+        self.now, self.plan = 1000.0, []
+        self._here = threading.local()
+
+    @property
+    def host(self):
+        """
+        The node that this thread is.
+        """
+        return getattr(self._here, "name", "n1")
+
+    @host.setter
+    def host(self, name):
+        """
+        Let this thread be another node.
+        """
+        self._here.name = name
+
+    def find(self, patterns=(), *, include_ancestors=False):
+        """
+        Find the workers of this node.
+        """
+        self.asked.append((tuple(patterns), include_ancestors))
+        return self.workers.get(self.host, ())
+
+    def find_by_number(self, pids):
+        """
+        Find some of them.
+        """
+        mine = self.workers.get(self.host, ())
+        return tuple(x for x in mine if x.pid in pids)
+
+    def look(self, *, pids, timeout_s):
+        """
+        Look at processes.
+        """
+        self.looks.append(tuple(pids))
+        self.during_look()
+        findings = () if self.seen is None else (self.seen,)
+        return SimpleNamespace(findings=findings)
+
+    def collect(self, folder, wanted, *, host, is_one_of_many):
+        """
+        Take what this node has.
+        """
+        assert is_one_of_many
+        self.wanted.append(wanted)
+        self.during_collect()
+        for each in self.find_by_number(wanted.pids or ()):
+            write_stacks(folder, each.rank)
+        node = NodeEntry(host=host, status="ok", files=1)
+        manifest = Manifest(version="1", created=5.0, nodes=(node,))
+        write_manifest(folder, manifest)
+        return Collected(manifest, ())
+
+    def sleep(self, seconds):
+        """
+        Let time pass.
+        """
+        self.now += seconds
+        for due, do in [x for x in self.plan if x[0] <= self.now]:
+            self.plan.remove((due, do))
+            do()
+
+    def at(self, seconds, do):
+        """
+        Do something so many seconds after the start.
+        """
+        self.plan.append((1000.0 + seconds, do))
+
+    def respond(self, reason=STALLED, **options):
+        """
+        Respond on this node.
+        """
+        order = attrs.evolve(self.order, **options)
+        return respond(reason, order, sleep=self.sleep)
+
+    def names(self):
+        """
+        Which snapshots there are.
+        """
+        return sorted(x.name for x in self.folder.iterdir())
+
+
+@pytest.fixture(name="job")
+def _job(tmp_path, monkeypatch):
+    """
+    A job of two ranks on one node, which hangs.
+    """
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "run").mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
+    job = Job(tmp_path / "shared")
+    monkeypatch.setattr(module, "node_name", lambda: job.host)
+    monkeypatch.setattr(
+        module, "node_lock", lambda *, name: node_lock(name=name + job.host)
+    )
+    monkeypatch.setattr(suspects, "read_environ", lambda _: ({}, ""))
+    monkeypatch.setattr(suspects, "find_workers", job.find)
+    monkeypatch.setattr(suspects, "workers_of", job.find_by_number)
+    monkeypatch.setattr(suspects, "capture_node", job.look)
+    monkeypatch.setattr(module, "collect_node", job.collect)
+    monkeypatch.setattr(
+        module,
+        "time",
+        SimpleNamespace(monotonic=lambda: job.now, time=time.time),
+    )
+    return job
+
+
+class TestOutcome:
+    def test_explained(self, job):
+        """
+        A job on one node is looked at, taken, and explained at once.
+        """
+        got = job.respond()
+
+        assert ("explained", job.folder / "hang") == (got.outcome, got.bundle)
+        assert (Cause.SLEEPING, STALLED) == (got.hang.cause, got.hang.reason)
+        assert got.bundle == got.hang.folder
+        assert got.summary == got.hang.summary
+        assert str(got.bundle) in got.hang.report
+        assert ["n1"] == [x.host for x in read_manifest(got.bundle).nodes]
+        assert [(100, 101)] == job.looks
+        assert [(100, 101)] == [x.pids for x in job.wanted]
+        assert 1000.0 == job.now
+        assert (got.bundle / "report.html").is_file()
+
+    @pytest.mark.parametrize("cause", [Cause.PROGRESSING, Cause.IDLE])
+    def test_fine(self, job, cause):
+        """
+        If nothing is wrong, that is all, and no folder is left behind.
+        """
+        job.seen = finding(cause)
+
+        got = job.respond()
+
+        assert ("fine", f"it is {cause}") == (got.outcome, got.summary)
+        assert (None, None) == (got.bundle, got.hang)
+        assert [] == job.names()
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"cause": Cause.CHECKPOINTING},
+            {"cause": Cause.COMPILING},
+            {
+                "cause": Cause.RANK_NOT_ARRIVED,
+                "detail_cause": Cause.CHECKPOINTING,
+            },
+        ],
+    )
+    def test_slow(self, job, options):
+        """
+        What just takes long is fine for long, and not for ever.
+        """
+        job.seen = finding(**options)
+
+        early = job.respond(patience_s=66.0)
+        late = job.respond(patience_s=65.0)
+
+        assert ("fine", "explained") == (early.outcome, late.outcome)
+        assert ["hang"] == job.names()
+
+    def test_nothing_seen(self, job):
+        """
+        If a look tells nothing, that is no reason to do nothing.
+        """
+        job.seen = None
+
+        assert "explained" == job.respond().outcome
+
+    def test_wait(self, job):
+        """
+        When a fixed wait is over, a snapshot is taken whatever a look tells.
+        """
+        job.seen = finding(Cause.PROGRESSING)
+
+        got = job.respond(WAIT)
+
+        assert "explained" == got.outcome
+        assert [] == job.looks
+
+    def test_fine_after_all(self, job, monkeypatch):
+        """
+        What a snapshot shows to be fine is told to be so, and kept.
+        """
+        monkeypatch.setattr(
+            module, "_is_fine", lambda seen, *_: seen is not job.seen
+        )
+
+        got = job.respond()
+
+        assert "fine" == got.outcome
+        assert got.hang.folder == got.bundle
+        assert ["hang"] == job.names()
+
+    def test_busy(self, job):
+        """
+        While another watcher of this node is at work, nothing is done.
+        """
+        inside = []
+        job.during_look = lambda: inside.append(run_beside(job))
+
+        got = job.respond()
+
+        assert ("explained", "busy") == (got.outcome, inside[0].outcome)
+        assert "another watcher" in inside[0].summary
+        assert 1 == len(job.looks)
+
+    def test_no_lock(self, job, monkeypatch, caplog):
+        """
+        Where there can be no lock, twice is better than never.
+        """
+        run = job.folder.parent / "run"
+        run.rmdir()
+        run.write_text("a file")
+        monkeypatch.setattr(os, "access", lambda *_: True)
+
+        got = job.respond()
+
+        assert "explained" == got.outcome
+        assert "cannot be opened" in caplog.text
+
+    def test_another_folder(self, job):
+        """
+        Who writes elsewhere watches another job, and need not wait.
+        """
+        inside = []
+        other = job.folder / "other"
+
+        def once():
+            job.during_look = lambda: None
+            inside.append(run_beside(job, output_dir=other))
+
+        job.during_look = once
+
+        got = job.respond()
+
+        assert ("explained", "explained") == (got.outcome, inside[0].outcome)
+        assert ["hang", "other"] == job.names()
+
+    def test_odd_name(self, job):
+        """
+        A folder may have any name that the system allows.
+        """
+        folder = job.folder / os.fsdecode(b"hang-\xff")
+
+        assert "explained" == job.respond(output_dir=folder).outcome
+
+    def test_elsewhere(self, job):
+        """
+        What this node has taken is not looked at again.
+        """
+        first = job.respond()
+
+        second = job.respond()
+
+        assert ("elsewhere", first.bundle) == (second.outcome, second.bundle)
+        assert second.hang is None
+        assert 1 == len(job.looks) == len(job.wanted)
+
+    def test_known(self, job):
+        """
+        The next hang is another snapshot.
+        """
+        first = job.respond()
+
+        second = job.respond(but=frozenset({first.bundle}))
+
+        assert ("explained", "hang.2") == (second.outcome, second.bundle.name)
+
+    def test_overtaken(self, job):
+        """
+        Who was overtaken while it looked leaves it to the other.
+        """
+
+        def overtake():
+            for host in ("n0", "n1"):
+                part = join_bundle(
+                    job.folder / "hang", host, window_s=300.0, run="run 7"
+                )
+            write_manifest(part.folder, Manifest(version="1", created=5.0))
+
+        job.during_look = overtake
+
+        got = job.respond()
+
+        assert ("elsewhere", job.folder / "hang") == (got.outcome, got.bundle)
+        assert [] == job.wanted
+
+    def test_no_folder(self, job):
+        """
+        If the folder cannot be made, what the stacks tell is told.
+        """
+        (job.folder / "file").write_text("")
+
+        got = job.respond(output_dir=job.folder / "file" / "hang")
+
+        assert ("explained", None) == (got.outcome, got.bundle)
+        assert Cause.COLLECTIVE_WAIT is got.hang.cause
+        (lost,) = got.hang.data["manifest"]["skipped"]
+        assert ("snapshot", "Not a directory") == (
+            lost["what"],
+            lost["reason"],
+        )
+
+    def test_folder_vanishes(self, job):
+        """
+        Nor is anybody left in the dark if it vanishes meanwhile.
+        """
+        job.during_collect = lambda: shutil.rmtree(job.folder / "hang")
+
+        got = job.respond(WAIT)
+
+        assert "explained" == got.outcome
+        assert Cause.COLLECTIVE_WAIT is got.hang.cause
+
+    def test_another_job(self, job):
+        """
+        What was taken of another job, or of an earlier run, is not ours.
+        """
+        first = job.respond()
+        job.workers["n1"] = (worker(0, job="run 8"), worker(1, job="run 8"))
+
+        second = job.respond()
+
+        assert ["explained"] * 2 == [first.outcome, second.outcome]
+        assert ["hang", "hang.2"] == job.names()
+
+
+def run_beside(job, **options):
+    """
+    Respond on the same node, in another thread.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(job.respond, **options).result(10)
+
+
+class TestCrew:
+    def test_own_job(self, job):
+        """
+        A rank has its own job looked at, with those that it descends from.
+        """
+        job.workers["n1"] = (
+            *(worker(0), worker(1)),
+            worker(2, job="run 8"),
+        )
+
+        job.respond(inside=100)
+
+        assert [(100, 101)] == job.looks
+        assert [((), True)] == job.asked
+
+    def test_unknown_rank(self, job):
+        """
+        If the rank that asks is not known as one, nobody else is looked at.
+        """
+        job.workers["n1"] = (worker(0), worker(1, job="run 8"))
+
+        job.respond(inside=9)
+
+        assert [()] == job.looks
+
+    def test_patterns(self, job):
+        """
+        From beside, only those are looked at whom the user means.
+        """
+        job.respond(wanted=Wanted(patterns=["train"]))
+
+        assert [(("train",), False)] == job.asked
+
+    def test_pids(self, job):
+        """
+        Who names processes gets exactly these.
+        """
+        job.respond(wanted=Wanted(pids=[101, 5]))
+
+        assert [] == job.asked
+        assert [(101,)] == job.looks
+        assert [(101, 5)] == [x.pids for x in job.wanted]
+
+    def test_nobody(self, job):
+        """
+        If nobody was found, taking looks once more.
+        """
+        job.workers.clear()
+
+        got = job.respond()
+
+        assert [None] == [x.pids for x in job.wanted]
+        assert Cause.UNKNOWN is got.hang.cause
+        assert 1000.0 == job.now
+
+
+class TestNodes:
+    def test_at_once(self, job):
+        """
+        Two nodes that begin together have one snapshot; one explains it.
+        """
+        job.workers = {"n1": (worker(0),), "n2": (worker(1),)}
+        both = threading.Barrier(2)
+        job.during_collect = lambda: both.wait(10)
+
+        def run(host):
+            job.host = host
+            return respond(
+                STALLED, job.order, sleep=lambda _: time.sleep(0.001)
+            )
+
+        with ThreadPoolExecutor(2) as pool:
+            got = list(pool.map(run, ("n1", "n2")))
+
+        (hang,) = [x.hang for x in got if x.hang is not None]
+        assert ["explained", "taken"] == sorted(x.outcome for x in got)
+        assert {job.folder / "hang"} == {x.bundle for x in got}
+        assert (Cause.SLEEPING, [1]) == (
+            hang.cause,
+            hang.data["verdict"]["ranks"],
+        )
+        assert [("n1", "ok"), ("n2", "ok")] == [
+            (x.host, x.status) for x in read_manifest(hang.folder).nodes
+        ]
+        assert not (hang.folder / MARK).exists()
+
+    def test_wait_for_others(self, job):
+        """
+        Who is first waits until nobody else comes, and all are done.
+        """
+        job.workers = {"n1": (worker(0),), "n2": (worker(1),)}
+
+        def join():
+            return join_bundle(
+                job.folder / "hang", "n2", window_s=300.0, run="run 7"
+            )
+
+        def done():
+            write_stacks(job.folder / "hang" / "n2", 1)
+            node = NodeEntry(host="n2", status="ok")
+            manifest = Manifest(version="1", created=5.0, nodes=(node,))
+            write_manifest(job.folder / "hang" / "n2", manifest)
+
+        job.at(20, join)
+        job.at(100, done)
+
+        got = job.respond()
+
+        assert 1100.0 <= job.now <= 1105.0
+        assert Cause.SLEEPING is got.hang.cause
+
+    def test_nobody_comes(self, job):
+        """
+        Others may have no watcher, or see another file system.
+        """
+        job.workers["n1"] = (worker(0),)
+
+        got = job.respond()
+
+        assert "explained" == got.outcome
+        assert 1025.0 <= job.now <= 1035.0
+
+    def test_never_done(self, job):
+        """
+        A node that died while it took its part is told, and not awaited.
+        """
+        job.workers["n1"] = (worker(0),)
+        job.at(
+            5,
+            lambda: join_bundle(
+                job.folder / "hang", "n2", window_s=300.0, run="run 7"
+            ),
+        )
+
+        got = job.respond()
+
+        assert 1180.0 == job.now
+        assert [("n1", "ok"), ("n2", "partial")] == [
+            (x.host, x.status) for x in read_manifest(got.bundle).nodes
+        ]
+        assert "n2" in got.hang.report
+
+    def test_always_more(self, job):
+        """
+        However many come one after another, there is an end.
+        """
+        job.workers["n1"] = (worker(0, size=999),)
+
+        def come(number):
+            host = f"n{number}"
+            part = join_bundle(
+                job.folder / "hang", host, window_s=300.0, run="run 7"
+            )
+            write_manifest(part.folder, Manifest(version="1", created=5.0))
+
+        for number in range(2, 60):
+            job.at(5 * number, lambda x=number: come(x))
+
+        job.respond()
+
+        assert 1180.0 == job.now
+
+    def test_taken(self, job):
+        """
+        Who is not first leaves it to whoever is, and does not wait.
+        """
+        job.workers["n2"] = (worker(1),)
+        join_bundle(job.folder / "hang", "n1", window_s=300.0, run="run 7")
+        job.host = "n2"
+
+        got = job.respond()
+
+        assert ("taken", job.folder / "hang") == (got.outcome, got.bundle)
+        assert got.hang is None
+        assert (got.bundle / "n2" / "manifest.json").exists()
+        assert 1000.0 == job.now
+
+    def test_first_dies(self, job):
+        """
+        If the node that began it died, another one explains it later, once.
+        """
+        job.workers["n2"] = (worker(1),)
+        join_bundle(job.folder / "hang", "n1", window_s=300.0, run="run 7")
+        job.host = "n2"
+        taken = job.respond()
+        soon = job.respond()
+        mark = taken.bundle / MARK
+        past = time.time() - 290
+        os.utime(mark, (past, past))
+
+        late = job.respond()
+        again = job.respond()
+
+        assert ["taken", "elsewhere", "explained", "elsewhere"] == [
+            got.outcome for got in (taken, soon, late, again)
+        ]
+        assert Cause.SLEEPING is late.hang.cause
+        assert [("n1", "partial"), ("n2", "ok")] == [
+            (x.host, x.status) for x in read_manifest(late.bundle).nodes
+        ]
+
+    def test_late(self, job):
+        """
+        Who comes after the end explains it once more, with all there is.
+        """
+        job.workers = {"n1": (worker(0),), "n2": (worker(1),)}
+        job.respond()
+        job.host = "n2"
+
+        got = job.respond()
+
+        assert "explained" == got.outcome
+        assert Cause.SLEEPING is got.hang.cause
+        assert ["n1", "n2"] == [
+            x.host for x in read_manifest(got.bundle).nodes
+        ]
+
+    def test_left(self, job):
+        """
+        If it was killed while it waited, what is there is explained.
+        """
+        job.workers["n1"] = (worker(0),)
+        killed = iter([KeyboardInterrupt()])
+
+        def sleep(seconds):
+            for error in killed:
+                raise error
+            job.sleep(seconds)
+
+        with pytest.raises(KeyboardInterrupt):
+            respond(STALLED, job.order, sleep=sleep)
+
+        got = job.respond()
+
+        assert ("explained", job.folder / "hang") == (got.outcome, got.bundle)
+        assert 1 == len(job.wanted)
+        assert ["n1"] == [x.host for x in read_manifest(got.bundle).nodes]
+        assert not (got.bundle / MARK).exists()
+        assert "elsewhere" == job.respond().outcome
+
+    def test_take_over(self, job):
+        """
+        If the first watcher was killed, the next of its node explains it.
+        """
+        join_bundle(job.folder / "hang", "n1", window_s=300.0, run="run 7")
+
+        got = job.respond()
+
+        assert ("explained", job.folder / "hang") == (got.outcome, got.bundle)
+        assert Cause.SLEEPING is got.hang.cause
