@@ -1,9 +1,10 @@
 """
-Is everything in order?  Each session answers a part of that.
+Check everything, in three tiers.
 
-The sessions that run by default share the environment that nox itself is
-installed in: torch is too large for one environment each.  The README's test
-command makes that environment and runs them all.
+``quick`` is for every day (3 minutes), the default sessions are what the README's
+test command runs (10 minutes with its installation), and ``deep`` is all the rest
+(30 minutes).  They share the environment that nox itself is installed in: torch is
+too large for one environment each.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ import nox
 
 nox.needs_version = ">=2025.5.1"
 nox.options.default_venv_backend = "none"
-nox.options.sessions = [
-    *("lint", "typing", "docs", "tests", "fuzz", "faults", "pages"),
-    "integration",
-]
+# What the README's test command runs; `quick` is for every day, and `deep` has
+# all the rest.
+nox.options.sessions = ["lint", "typing", "docs", "tests", "smoke"]
+DEEP = ["integration", "pages", "faults", "fuzz"]
 
 # Integration tests that do not judge by what the machine has time for; the
 # longest first.
@@ -49,22 +50,45 @@ os.environ["PATH"] = os.pathsep.join(
 )
 
 
+@nox.session(default=False)
+def quick(session: nox.Session) -> None:
+    """
+    Run what everybody runs every day: no test of it starts a process.
+    """
+    lint(session)
+    session.run("mypy")
+    paths = ("tests/unit", "tests/property", "tests/golden")
+    options = ("-m", "not process", "-n", "2", "--dist", "worksteal")
+    session.run("pytest", *paths, *options, "-q", *session.posargs)
+
+
+@nox.session(default=False)
+def deep(session: nox.Session) -> None:
+    """
+    Run all that the README's test command leaves out, which takes long.
+    """
+    # Large, and of no use for anything else.
+    session.run("python", "-m", "pip", "install", "-q", "--group", "deep")
+    for name in DEEP:
+        session.notify(name)
+
+
 @nox.session
 def lint(session: nox.Session) -> None:
     """
-    Are style, layers, and docstrings as agreed, and is nothing careless?
+    Check style, layers, docstrings, and careless code.
     """
     session.run("ruff", "check")
     session.run("ruff", "format", "--check")
     session.run("bandit", "-q", "-r", "src", "-c", "pyproject.toml")
     session.run("lint-imports")
-    session.run("interrogate", "src", "tests")
+    session.run("interrogate", "-q", "src", "tests")
 
 
 @nox.session
 def typing(session: nox.Session) -> None:
     """
-    Do our types hold, and what users see of them?
+    Check our types, and what users see of them.
     """
     session.run("mypy", *session.posargs)
 
@@ -72,7 +96,7 @@ def typing(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """
-    Does the documentation build, and do its examples run?
+    Build the documentation, and run its examples.
     """
     # Pages are read once for both.
     strict = ("--fail-on-warning", "--nitpicky", "--quiet", "-j", "auto")
@@ -86,26 +110,38 @@ def docs(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """
-    Do units and laws hold, and do unit tests reach 95 % of the branches?
+    Run units with their coverage, laws, and the golden gate.
     """
-    # Side by side, as there are thousands of them; some wait meanwhile.
     cover = ("--cov", "--cov-report=term-missing:skip-covered")
-    session.run("pytest", "tests/unit", "-n", "3", *cover)
-    session.run("pytest", "tests/property", "-n", "auto")
+    session.run("pytest", "tests/unit", "-q", "-n", "3", *cover)
+    rest = ("tests/property", "tests/golden")
+    session.run("pytest", *rest, "-q", "-n", "2", "--dist", "worksteal")
 
 
 @nox.session
+def smoke(session: nox.Session) -> None:
+    """
+    Run one real job per family of verdicts and per launcher, and the page in
+    a browser.
+    """
+    paths = ("tests/integration", "tests/pages")
+    options = ("-m", "smoke", "-n", "2", "--dist", "loadfile")
+    session.run("pytest", *paths, *options, "--durations=10")
+
+
+@nox.session(default=False)
 def pages(session: nox.Session) -> None:
     """
-    Do reports open in a browser, and do notebooks and the blocks of docs run?
+    Open reports in a browser, and run notebooks and the blocks of the docs.
     """
-    session.run("pytest", "tests/pages", "-n", "auto", *session.posargs)
+    rest = session.posargs or ("-m", "not smoke")
+    session.run("pytest", "tests/pages", "-q", "-n", "auto", *rest)
 
 
-@nox.session
+@nox.session(default=False)
 def fuzz(session: nox.Session) -> None:
     """
-    Does every parser bear what nobody has tried, and in bounded time?
+    Feed every parser what nobody has tried, in bounded time.
     """
     session.run("pytest", "tests/fuzz", "-n", "auto")
     # All of them share these inputs, which are the same each time; by hand,
@@ -116,10 +152,10 @@ def fuzz(session: nox.Session) -> None:
     session.run("python", "tests/fuzz/run.py", *options)
 
 
-@nox.session
+@nox.session(default=False)
 def integration(session: nox.Session) -> None:
     """
-    Does it work on real jobs of several processes?
+    Run real jobs of several processes: all but those of `smoke`.
     """
     folder = Path("tests", "integration")
     patient = [folder / f"test_{name}.py" for name in PATIENT]
@@ -129,16 +165,17 @@ def integration(session: nox.Session) -> None:
 
     # One waits while the others run.
     together = ("-n", "3", "--dist", "loadfile", "--no-loadscope-reorder")
-    session.run("pytest", *map(str, patient), *together, "--durations=25")
+    common = ("-m", "not smoke", "--durations=25")
+    session.run("pytest", *map(str, patient), *together, *common)
     # The others run alone.
     rest = (f"--ignore={path}" for path in patient)
-    session.run("pytest", str(folder), *rest, "--durations=25")
+    session.run("pytest", str(folder), *rest, *common)
 
 
-@nox.session
+@nox.session(default=False)
 def faults(session: nox.Session) -> None:
     """
-    What if disks, tools, processes, and the machine itself fail?
+    Let disks, tools, processes, and the machine itself fail.
     """
     # More than there are processors: most of the time is spent waiting.
     options = ("-n", "5", "--dist", "worksteal")
@@ -148,7 +185,7 @@ def faults(session: nox.Session) -> None:
 @nox.session(default=False)
 def bench(session: nox.Session) -> None:
     """
-    How long does it take, and how does that grow with the job?
+    Measure how long it takes, and how that grows with the job.
     """
     session.run("pytest", "benchmarks", *session.posargs)
 
@@ -156,7 +193,7 @@ def bench(session: nox.Session) -> None:
 @nox.session(default=False, venv_backend="venv")
 def minimums(session: nox.Session) -> None:
     """
-    Do the oldest dependencies that we promise still do, and no torch?
+    Run units and laws with the oldest dependencies promised, without torch.
     """
     project = PYPROJECT["project"]
     extras = project["optional-dependencies"].items()
@@ -181,7 +218,7 @@ def minimums(session: nox.Session) -> None:
 )
 def pythons(session: nox.Session) -> None:
     """
-    Do units and laws hold with that Python, and without torch?
+    Run units and laws with another Python, without torch.
     """
     groups = nox.project.dependency_groups(PYPROJECT, "tests")
     session.install("-e", ".", *groups)
@@ -193,7 +230,7 @@ def pythons(session: nox.Session) -> None:
 @nox.parametrize("torch", TORCHES, ids=TORCHES)
 def torches(session: nox.Session, torch: str) -> None:
     """
-    Does it work with that torch, on real jobs?  Each takes up to 7 GB.
+    Run real jobs with another torch; each takes up to 7 GB.
     """
     session.install("-e", ".", f"torch=={torch}", "pytest", "pytest-timeout")
     programs = ("test_torch.py", "test_recording.py")
@@ -207,7 +244,7 @@ def torches(session: nox.Session, torch: str) -> None:
 @nox.session(default=False, venv_backend="venv")
 def build(session: nox.Session) -> None:
     """
-    Can it be packed, and does what was packed work?
+    Pack it, and try what was packed.
     """
     dist = session.create_tmp()
     shutil.rmtree(dist)
@@ -222,7 +259,7 @@ def build(session: nox.Session) -> None:
 @nox.session(default=False)
 def changelog(session: nox.Session) -> None:
     """
-    What will the next release say?
+    Print the changelog of the next release.
     """
     session.run("towncrier", "build", "--draft", "--version", "next")
 
@@ -230,6 +267,6 @@ def changelog(session: nox.Session) -> None:
 @nox.session(default=False)
 def pictures(session: nox.Session) -> None:
     """
-    How does a report look, in the README and in the documentation?
+    Make the pictures of a report for the README and the documentation.
     """
     session.run("python", "docs/pictures/make.py", *session.posargs)

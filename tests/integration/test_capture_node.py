@@ -90,6 +90,7 @@ def assert_unharmed(pids):
         assert "TracerPid:\t0" in status
 
 
+@pytest.mark.smoke
 def test_found_by_title(servers):
     """
     Workers are known by their title, although it wiped their environment.

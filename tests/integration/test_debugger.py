@@ -122,6 +122,7 @@ def texts(answers):
     return {o.rank: o.text.strip() for o in answers.outputs}
 
 
+@pytest.mark.smoke
 def test_a_whole_session(start):
     """
     Ranks are listed, asked, stepped, left, found again, and let go.

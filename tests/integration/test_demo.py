@@ -114,6 +114,7 @@ def test_planted(scenario, tmp_path):
     assert sorted({0, 1, 2, 3} - {*ranks}) == got["victims"]
 
 
+@pytest.mark.smoke
 def test_order(tmp_path):
     """
     Of two ranks that wait for each other, the one is named that left the order
@@ -130,6 +131,7 @@ def test_order(tmp_path):
     assert Path(verdict["location"]["file"]).name == "order.py"
 
 
+@pytest.mark.smoke
 def test_crash(tmp_path):
     """
     A rank that was killed is named, though it left nothing.

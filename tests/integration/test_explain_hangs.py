@@ -77,7 +77,10 @@ JOBS = [
     ("crossed", Cause.P2P_DEADLOCK, (0, 1, 2, 3), "crossed"),
     ("loader", Cause.DATALOADER_WAIT, (1,), "read_shard"),
     ("mismatch", Cause.COLLECTIVE_WAIT, (0,), "log_metrics"),
-    ("outlier", Cause.IO_WAIT, (3,), "read_labels"),
+    pytest.param(
+        *("outlier", Cause.IO_WAIT, (3,), "read_labels"),
+        marks=pytest.mark.smoke,
+    ),
     ("rendezvous", Cause.RENDEZVOUS_WAIT, (0, 1, 2), "run"),
     ("spin", Cause.PYTHON_LOOP, (1,), "pack_sequences"),
 ]
@@ -168,6 +171,7 @@ def seen_together(tmp_path_factory):
     return {name: seen[pid] for name, pid in pids.items()}
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(("program", "cause", "function"), QUIET)
 def test_quiet(quiet, program, cause, function):
     """
@@ -200,6 +204,7 @@ def test_busy(tmp_path, program, cause, function):
     assert (cause, function) == (first.cause, function_of(first))
 
 
+@pytest.mark.smoke
 def test_cycle(quiet):
     """
     Of a cycle of locks, both lines are named.

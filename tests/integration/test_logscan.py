@@ -60,7 +60,13 @@ FAILURES = {
 }
 
 
-@pytest.mark.parametrize("how", FAILURES)
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param(how, marks=pytest.mark.smoke if how == "kill" else ())
+        for how in FAILURES
+    ],
+)
 def test_first_cause(tmp_path, how):
     """
     The first finding tells what rank 1 died of.

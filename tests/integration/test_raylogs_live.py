@@ -79,6 +79,7 @@ def last_number(live_node):
     return numbers(read_tail(log, lines=1, stream="out"))
 
 
+@pytest.mark.smoke
 def test_live_names(live_node, chatty, monkeypatch):
     """
     The cluster of a session tells the names that files leave out, whatever
@@ -138,6 +139,7 @@ def test_follow(live_node, chatty):
     assert list(range(MANY)) == numbers(lines)
 
 
+@pytest.mark.smoke
 def test_dead(live_node, chatty):
     """
     What a dead actor printed is still found when its file was put away.

@@ -439,6 +439,7 @@ def test_no_space(tmp_path):
     assert [] == [p.name for p in (tmp_path / "d").glob(".*")]
 
 
+@pytest.mark.smoke
 def test_spawned_children(tmp_path):
     """
     A spawned rank is known by the number that it gave torch, and its
@@ -469,6 +470,7 @@ def test_cost(tmp_path):
     assert "0 True\n" == out, err
 
 
+@pytest.mark.smoke
 def test_torchrun(tmp_path):
     """
     Under torchrun, what torchrun would do after an error is changed.

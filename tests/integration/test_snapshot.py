@@ -91,6 +91,7 @@ def argv(job, output_dir):
     return [*start, *who, "--dump-dir", dump_dir, output_dir]
 
 
+@pytest.mark.smoke
 def test_snapshot(job, tmp_path):
     """
     One call explains the hang, and the folder alone does so too.

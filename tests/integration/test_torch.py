@@ -126,6 +126,7 @@ def names_in_libraries():
     return {name.decode() for name in found}
 
 
+@pytest.mark.smoke
 def test_hang(release, tmp_path):
     """
     A hang on Gloo is explained; by its calls, if this torch records them.

@@ -91,6 +91,7 @@ def test_own_lock(hang):
         assert "count" == found.verdict.location.function
 
 
+@pytest.mark.smoke
 def test_lock(hang):
     """
     Who waits for others that want the lock which it holds is at fault.

@@ -225,6 +225,7 @@ def test_gil(start):
     assert_explained(job, 1, Cause.GIL_CONTENTION, "tokenize")
 
 
+@pytest.mark.smoke
 def test_deadlock(start):
     """
     Ranks that enter two groups in different order are all named.

@@ -281,6 +281,7 @@ def shown(browser) -> Callable[..., object]:
 
 
 class TestAnySize:
+    @pytest.mark.smoke
     def test_drawn(self, page, shown):
         """
         All parts are drawn, in time, out of one file of bounded size.
@@ -321,6 +322,7 @@ class TestAnySize:
         assert size <= MOST_BYTES
         assert 0 < ready < MOST_MS
 
+    @pytest.mark.smoke
     def test_first_screen(self, page, shown):
         """
         The verdict is seen without scrolling, and is the title.
@@ -758,6 +760,7 @@ class TestSmall:
 
 
 class TestHostile:
+    @pytest.mark.smoke
     def test_harmless(self, hostile, shown):
         """
         Texts of a job are shown as they are, and do nothing.

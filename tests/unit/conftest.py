@@ -23,6 +23,35 @@ from distdebug.debugger.inside.agent import listen
 from distdebug.debugger.wire import Feed, pack
 
 
+# What the test that runs has started, but for the decoder of dumps.
+_started: list[str] = []
+
+
+def _note(event: str, arguments: tuple[Any, ...]) -> None:
+    """
+    Note that a process is started; Python tells of everything before.
+    """
+    if event == "subprocess.Popen":
+        if "sandboxed" not in str(arguments[1]):
+            _started.append(str(arguments[0]))
+    elif event in {"os.fork", "os.forkpty", "os.posix_spawn"}:
+        _started.append(event)
+
+
+sys.addaudithook(_note)
+
+
+@pytest.fixture(autouse=True)
+def _marked(request: pytest.FixtureRequest) -> Iterator[None]:
+    """
+    A test that starts a process is marked so: ``nox -s quick`` has none.
+    """
+    _started.clear()
+    yield
+    if _started and not request.node.get_closest_marker("process"):
+        pytest.fail(f"mark it `process`, as it started {_started[0]}")
+
+
 class FakeTorch(ModuleType):
     """
     As much of torch as a recording looks at, with one call on record.

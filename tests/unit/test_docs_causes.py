@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.diagnosis.diagnose import diagnose
+from distdebug import diagnose
 from distdebug.findings import Cause
 from distdebug.findings.meanings import meaning_of
 
@@ -120,7 +120,7 @@ def test_log(tmp_path, cause):
 
 def test_logs_are_found():
     """
-    Excerpts of logs are told from those of what we print.
+    Excerpts of logs are distinguished from those of what we print.
     """
     assert Cause.DISK_FULL in LOGS
     assert len(LOGS) > 10

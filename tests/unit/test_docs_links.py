@@ -1,8 +1,8 @@
 """
 Links between the pages lead somewhere, on the repository's own page, too.
 
-Sphinx looks at those of the documentation.  It does not know what a link means to
-whoever reads the files where they lie.
+Sphinx looks at those of the documentation, and not at what a link means to
+readers of the files where they lie.
 """
 
 from __future__ import annotations
@@ -90,6 +90,6 @@ def test_links_are_found():
 )
 def test_wrong_links(link, is_wrong):
     """
-    A link to nowhere is told.
+    A link to nowhere is found.
     """
     assert is_wrong is (_wrong(REPOSITORY / "README.md", link) is not None)

@@ -5,10 +5,12 @@ What is there, as far as can be seen; and where do results go?
 from __future__ import annotations
 
 import errno
+import os
+import stat
+import threading
 
 import pytest
 
-from distdebug import _files, _in_time
 from distdebug._files import (
     is_file,
     is_folder,
@@ -19,6 +21,7 @@ from distdebug._files import (
     resolved,
     stays_in,
 )
+from distdebug._in_time import answers_in_time, in_time
 from distdebug.errors import OutputError
 
 
@@ -32,22 +35,26 @@ def gone(monkeypatch):
         raise OSError(errno.ESTALE, "Stale file handle")
 
     for name in ("stat", "lstat", "scandir", "readlink"):
-        monkeypatch.setattr(_files.os, name, fail)
+        monkeypatch.setattr(os, name, fail)
 
 
 def test_there(tmp_path):
     """
-    What is there is seen as what it is, links included.
+    What is there is seen as what it is, links included; those that lead to
+    each other are left as they are.
     """
     (tmp_path / "file").touch()
     (tmp_path / "link").symlink_to("file")
     (tmp_path / "stray").symlink_to("nothing")
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
 
     assert is_file(tmp_path / "file")
     assert is_file(tmp_path / "link")
     assert is_folder(tmp_path)
     assert not is_there(tmp_path / "stray")
     assert tmp_path / "file" == resolved(tmp_path / "link")
+    assert tmp_path / "a" == resolved(tmp_path / "a")
     assert [tmp_path / "link", tmp_path / "stray"] == matching(
         tmp_path, "[ls]*"
     )
@@ -90,16 +97,6 @@ def test_gone(tmp_path, gone):
     assert tmp_path.absolute() == resolved(tmp_path)
 
 
-def test_circle(tmp_path):
-    """
-    Links that lead to each other are left as they are.
-    """
-    (tmp_path / "a").symlink_to("b")
-    (tmp_path / "b").symlink_to("a")
-
-    assert tmp_path / "a" == resolved(tmp_path / "a")
-
-
 def test_output_to(tmp_path):
     """
     The error names the place, the reason, and what helps.
@@ -114,14 +111,14 @@ def test_output_to(tmp_path):
 
 def test_open_fails_later(tmp_path, monkeypatch):
     """
-    A file about which nothing can be told is closed again.
+    A file about which nothing can be learned is closed again.
     """
     (tmp_path / "file").touch()
 
     def fail(mode):
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(_files.stat, "S_ISREG", fail)
+    monkeypatch.setattr(stat, "S_ISREG", fail)
 
     with pytest.raises(OSError, match="Input"):
         open_ordinary(tmp_path / "file", "no file")
@@ -137,7 +134,7 @@ def no_threads(monkeypatch):
         msg = "can't start new thread"
         raise RuntimeError(msg)
 
-    monkeypatch.setattr(_in_time.threading.Thread, "start", start)
+    monkeypatch.setattr(threading.Thread, "start", start)
 
 
 def test_no_threads(no_threads):
@@ -145,6 +142,6 @@ def test_no_threads(no_threads):
     Without a thread there is no answer in time.
     """
     with pytest.raises(TimeoutError, match="no thread"):
-        _in_time.in_time(lambda: 1, 1.0)
+        in_time(lambda: 1, 1.0)
 
-    assert [] == list(_in_time.answers_in_time(str, [1, 2], 1e9))
+    assert [] == list(answers_in_time(str, [1, 2], 1e9))

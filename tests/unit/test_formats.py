@@ -18,10 +18,9 @@ import pytest
 
 import distdebug
 
-from distdebug.bundle import parse_manifest, read_parts
-from distdebug.bundle.manifest import read_manifest
+from distdebug import diagnose
+from distdebug.bundle import parse_manifest, read_manifest, read_parts
 from distdebug.debugger import connect
-from distdebug.diagnosis import diagnose
 from distdebug.errors import BundleError
 from distdebug.findings import Cause
 from distdebug.flight_recorder import read_dumps, read_sidecar
@@ -55,7 +54,7 @@ class TestTorch:
     @pytest.mark.parametrize("sample", TORCHES, ids=lambda p: p.name)
     def test_real(self, sample):
         """
-        What a real job left is read as a whole, and tells why it hung.
+        What a real job left is read as a whole, and shows why it hung.
         """
         verdict = diagnose(sample).verdict
 
@@ -89,7 +88,7 @@ class TestTorch:
 
     def test_later(self, tmp_path):
         """
-        A version that nobody knows yet is read by the keys that are known.
+        A version that is not known yet is read by the keys that are known.
         """
         job = SimulatedJob(2)
         job.collective("all_reduce", ranks=[0])
@@ -102,7 +101,7 @@ class TestTorch:
 class TestSnapshot:
     def test_verdict(self):
         """
-        A snapshot of the first layout tells what it told then.
+        A snapshot of the first layout has the verdict that it had then.
         """
         diagnosis = diagnose(SNAPSHOT)
 
@@ -152,7 +151,7 @@ class TestSnapshot:
     )
     def test_later_file(self, what, pattern, tmp_path):
         """
-        A file of a later layout is left out, and that is told.
+        A file of a later layout is left out, and named with a remedy.
         """
         folder = later(tmp_path, pattern)
 
@@ -212,6 +211,7 @@ class TestDebugger:
         assert "7" == step.outputs[0].text.strip()
         assert "ended" == going.outputs[0].state
 
+    @pytest.mark.process
     def test_client_of_before(self, socket_folder):
         """
         A rank of today answers what a debugger of the first layout asks, with
@@ -227,6 +227,7 @@ class TestDebugger:
                 assert "error" not in answer
                 assert shape(was) <= shape(answer)
 
+    @pytest.mark.process
     def test_nobody_knows(self, socket_folder):
         """
         What a later debugger asks for is refused by an answer.
@@ -239,7 +240,7 @@ class TestDebugger:
 
 def kind(request):
     """
-    What tells one question from another.
+    What distinguishes one question from another.
     """
     return request["op"], request.get("line", "")
 

@@ -11,38 +11,31 @@ import pytest
 
 from distdebug._lines import open_log
 from distdebug.bundle import parse_manifest
-from distdebug.debugger.client.reading import process_of, read_output
+from distdebug.debugger import connect
 from distdebug.errors import BundleError, MeshError, PatternError, RulesError
 from distdebug.flight_recorder import DumpFile
 from distdebug.flight_recorder.reading.assemble import Tables, UnusableError
 from distdebug.flight_recorder.reading.decode import pack
 from distdebug.flight_recorder.reading.files import FileName
-from distdebug.health.memory.read import read_memory
-from distdebug.health.network.infiniband import read_ib_ports
-from distdebug.health.pressure import read_pressure
-from distdebug.logscan import load_rules as load_log_rules
-from distdebug.logscan import read_collective_logs, scan_logs
-from distdebug.nodes.model import NodeStatus
+from distdebug.logscan import load_rules, read_collective_logs, scan_logs
+from distdebug.nodes import NodeStatus
 from distdebug.nodes.wire import ended_from_line
 from distdebug.nsight import match_worker
-from distdebug.nsight.reports.summarize import _rows
-from distdebug.processes import compile_patterns, whole_number
-from distdebug.processes.proc.maps import read_maps
+from distdebug.processes import compile_patterns, read_environ, whole_number
 from distdebug.ranks import Mesh, parse_ranks
-from distdebug.raylogs.deaths.events import read_events
-from distdebug.stacks.rules import load_rules as load_stack_rules
+from distdebug.raylogs import find_deaths, open_ray_session
+from distdebug.stacks import explain_stacks
 from distdebug.startup import detect_phase, load_book
 
 
-def write(folder, **files):
+DEEP = f"{'.a' * 1500} = 1"
+
+
+def load_stack_rules(path):
     """
-    Write files, whose names have ``__`` for slashes.
+    Load rules for stacks.
     """
-    for name, text in files.items():
-        path = folder.joinpath(*name.split("__"))
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return folder
+    explain_stacks((), rules=[path])
 
 
 class TestNumbers:
@@ -65,73 +58,37 @@ class TestNumbers:
         """
         assert expected == whole_number(text)
 
-    def test_memory(self, tmp_path):
-        """
-        A file system that plays the kernel may tell anything of memory.
-        """
-        text = f"MemTotal: ² kB\nMemAvailable: {'9' * 5000} kB\nSwapTotal:\n"
-        write(tmp_path, meminfo=text)
-
-        memory = read_memory((7,), proc=str(tmp_path))
-
-        assert memory.total is None
-        assert memory.available is None
-
-    def test_pressure(self, tmp_path):
-        """
-        And of the load.
-        """
-        text = "nr_periods 5\nnr_throttled x\n"
-        write(tmp_path, loadavg="x 1 2", cgroup__cpu=text)
-        (tmp_path / "cgroup" / "cpu").rename(tmp_path / "cgroup" / "cpu.stat")
-        places = {"proc": str(tmp_path), "cgroup": str(tmp_path / "cgroup")}
-
-        pressure = read_pressure(**places)
-
-        assert pressure.load is None
-        assert pressure.throttled is None
-
-    def test_ports(self, tmp_path):
-        """
-        A port has a number.
-        """
-        write(tmp_path, **{"mlx5:0__ports__²__state": "4: ACTIVE"})
-
-        assert () == read_ib_ports(folder=str(tmp_path))
-
     def test_maps(self, tmp_path):
         """
         What is mapped begins at an address.
         """
+        folder = tmp_path / "7"
+        folder.mkdir()
         line = "xyz r-xp 00000000 08:01 7 /lib/libc.so.6\n"
-        write(tmp_path, **{"7__maps": line})
+        (folder / "maps").write_text(line)
+        (folder / "environ").write_text("A=b\0")
 
-        assert () == read_maps(7, str(tmp_path)).images
+        assert ({"A": "b"}, "environ") == read_environ(7, str(tmp_path))
 
 
 class TestAnswers:
     @pytest.mark.parametrize("number", ["NaN", "Infinity", "1e400", '"x"'])
-    def test_numbers(self, number):
+    def test_rank(self, number, socket_folder, answering_rank):
         """
-        A rank may call any number its own.
+        A rank may call any number its own, and answer anything where there
+        should be lists.
         """
-        answer = json.loads(f'{{"process": {{"rank": 3, "pid": {number}}}}}')
+        rank = answering_rank(socket_folder, 3)
+        process = json.loads(f'{{"rank": 3, "pid": {number}}}')
+        lists = {"stops": 7, "threads": [{"thread": "t", "frames": 7}]}
+        rank.answer = lambda request: {"process": process, **lists}
 
-        process = process_of("socket", answer)
+        with connect() as client:
+            (listed,) = client.list()
+            (stack,) = client.stack("ranks(3)").outputs
 
-        assert 3 == process.rank
-        assert 0 == process.pid
-
-    def test_lists(self):
-        """
-        Where there should be lists, there may be anything.
-        """
-        answer = {"stops": 7, "threads": [{"thread": "t", "frames": 7}]}
-
-        process = process_of("socket", answer)
-
-        assert () == process.sessions
-        assert read_output(process, answer).text.startswith("t:")
+        assert (3, 0, ()) == (listed.rank, listed.pid, listed.sessions)
+        assert stack.text.startswith("t:")
 
     def test_status(self):
         """
@@ -165,13 +122,16 @@ class TestAnswers:
             "custom_fields": {"worker_id": "a" * 56},
             "timestamp": 10**400,
         }
-        path = tmp_path / "event_RAYLET.log"
+        session = tmp_path / "session_2026-11-22_03-17-53_779780_27567"
+        path = session / "logs" / "events" / "event_RAYLET.log"
+        path.parent.mkdir(parents=True)
+        (session / "logs" / "raylet.out").touch()
         path.write_text("\n" * 1000 + json.dumps(event) + "\n")
 
-        (note,) = read_events(path)
+        (death,) = find_deaths(open_ray_session(session)).deaths
 
-        assert note.time is None
-        assert "line 1001" == note.seen.location
+        assert death.time is None
+        assert "line 1001" == death.evidence[0].location
 
     @pytest.mark.parametrize("number", ["NaN", "Infinity", "-1e999"])
     def test_manifest(self, number):
@@ -184,45 +144,30 @@ class TestAnswers:
         with pytest.raises(BundleError, match="no number"):
             parse_manifest(data)
 
-    def test_table(self, tmp_path):
-        """
-        No range takes for ever, and JSON would not know how long that is.
-        """
-        head = "Total Time (ns),Instances,Range\n"
-        path = tmp_path / "out_nvtx_sum.csv"
-        path.write_text(f"{head}1e999,1,a\nNaN,1,b\n1e9,1,c\n")
-
-        (row,) = _rows([path])
-
-        assert "c" == row.name
-
 
 class TestPatterns:
-    @pytest.mark.parametrize("pattern", ["(a+)+$", "x" * 3000, "a*" * 20])
-    def test_endless(self, pattern):
+    @pytest.mark.parametrize(
+        ("pattern", "said"),
+        [
+            ("(a+)+$", "repeat less"),
+            ("x" * 3000, "repeat less"),
+            ("a*" * 20, "repeat less"),
+            ("(?\x01", "unknown extension"),
+            ("(?<=a+)b", "look-behind"),
+        ],
+        ids=["nested", "long", "many", "controls", "look-behind"],
+    )
+    def test_refused(self, pattern, said):
         """
-        A pattern that may take for ever on a command line is refused.
+        A pattern that may take for ever on a command line, or is none, is
+        refused, without its controls.
         """
         with pytest.raises(PatternError) as caught:
             compile_patterns([pattern])
 
-        assert "repeat less" in caught.value.remedy
-
-    def test_quoted(self):
-        """
-        What is wrong with a pattern is told without its controls.
-        """
-        with pytest.raises(PatternError) as caught:
-            compile_patterns(["(?\x01"])
-
-        assert str(caught.value).isprintable()
-
-    def test_look_behind(self):
-        """
-        Nor may one look behind for any distance.
-        """
-        with pytest.raises(PatternError, match="look-behind"):
-            compile_patterns(["(?<=a+)b"])
+        text = f"{caught.value} {caught.value.remedy}"
+        assert said in text
+        assert str(caught.value).replace("\n", "").isprintable()
 
     def test_wildcards(self):
         """
@@ -232,37 +177,46 @@ class TestPatterns:
         assert "*" == match_worker("x", ["[" * 20_000, "*"])
 
     @pytest.mark.parametrize(
-        "load",
-        [load_log_rules, load_stack_rules, load_book],
-        ids=["log", "stack", "book"],
+        ("text", "load", "said"),
+        [
+            ("a = ", load_rules, "Invalid value"),
+            ("a = '\xff'", load_rules, "utf-8"),
+            ("#" * ((1 << 20) + 1), load_rules, "larger"),
+            ("a." * 100_000 + "b = 1", load_rules, "line is longer"),
+            ("a = " + "[" * 3000, load_rules, "nested"),
+            (f"[[rule]]\nname{DEEP}", load_rules, "rule"),
+            (f"[[rule]]\nname{DEEP}", load_stack_rules, "rule"),
+            (f"[cause.io_wait]\ndoing{DEEP}", load_stack_rules, "doing"),
+            (f"[framework]\nname{DEEP}", load_book, "framework"),
+        ],
+        ids=[
+            *("no value", "no text", "large", "long key", "deep"),
+            *("deep log rule", "deep stack rule", "deep cause", "deep book"),
+        ],
     )
-    def test_deep_values(self, load, tmp_path):
+    def test_rules(self, text, load, said, tmp_path):
         """
-        A value that is too deep to be shown is refused.
+        A file of rules that is no TOML, or would take long to read or to be
+        shown, is refused.
         """
         path = tmp_path / "rules.toml"
-        table = "framework" if load is load_book else "rule"
-        head = f"[{table}]" if load is load_book else f"[[{table}]]"
-        path.write_text(f"{head}\nname{'.a' * 1500} = 1\n")
+        path.write_text(text, "latin-1")
 
-        with pytest.raises(RulesError):
+        with pytest.raises(RulesError, match=said):
             load(path)
 
-    def test_deep_cause(self, tmp_path):
+    def test_no_rules(self, tmp_path):
         """
-        So is one of a cause.
+        A file of rules that is not there is named.
         """
-        path = tmp_path / "rules.toml"
-        path.write_text(f"[cause.io_wait]\ndoing{'.a' * 1500} = 1\n")
-
-        with pytest.raises(RulesError):
-            load_stack_rules(path)
+        with pytest.raises(RulesError, match=r"none.toml.*No such file"):
+            load_rules(tmp_path / "none.toml")
 
 
 class TestShown:
     def test_mesh(self):
         """
-        Names of dimensions, which side-cars tell, do not reach a terminal raw.
+        Names of dimensions, out of side-cars, do not reach a terminal raw.
         """
         mesh = Mesh({"d\x1b[31mp": 4})
 
@@ -285,7 +239,7 @@ class TestShown:
 class TestLogs:
     def test_wide(self, tmp_path):
         """
-        A log in UTF-16 is told as such, rather than found to be empty.
+        A log in UTF-16 is reported as such, rather than found to be empty.
         """
         path = tmp_path / "job.log"
         path.write_bytes(

@@ -42,25 +42,19 @@ def test_framework(file):
 )
 def test_users(file):
     """
-    The innermost line of somebody else's code is the one.
+    The innermost line of a user's code is the one.
     """
     where = user_location([Frame("f", file, 3), MINE])
 
     assert (file, 3) == (where.file, where.line)
 
 
-def test_only_framework():
+def test_no_user():
     """
-    If there is no other, the innermost line has to do.
+    Without a user's line, the innermost one has to do, if there is any.
     """
     inner = Frame("wait", "/usr/lib/python3.12/threading.py", 5)
     outer = Frame("run", "/usr/lib/python3.12/runpy.py", 9)
 
     assert "wait" == user_location([inner, outer]).function
-
-
-def test_nothing():
-    """
-    No stack, no line.
-    """
     assert user_location([]) is None

@@ -38,6 +38,7 @@ def names_for_type_checkers():
     }
 
 
+@pytest.mark.process
 def test_import_is_light():
     """
     Importing the package loads nothing but the package itself.
@@ -59,6 +60,7 @@ def test_import_is_light():
     assert {"distdebug"} == set(got) - {"__future__"}
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("name", "others"),
     [
@@ -88,6 +90,14 @@ def test_inside_is_light(name, others):
     assert others == packages - sys.stdlib_module_names - {"distdebug"}
     rooms = {m.split(".")[1] for m in got if m.startswith("distdebug.")}
     assert not rooms.intersection(explaining)
+
+
+def names_of(room):
+    """
+    The names that the door of a room offers.
+    """
+    door = importlib.import_module(f"distdebug.{room}")
+    return getattr(door, "__all__", ())
 
 
 class TestNames:
@@ -136,6 +146,24 @@ class TestNames:
         """
         with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
             distdebug.nonsense  # noqa: B018
+
+    def test_doors(self):
+        """
+        No door offers a name that a module of its room bears, too: importing
+        the module would hide what the name stands for.
+        """
+        rooms = sorted((ROOT / "distdebug").glob("*/__init__.py"))
+
+        hidden = [
+            f"{room.parent.name}.{name}"
+            for room in rooms
+            for name in names_of(room.parent.name)
+            if (room.parent / name).is_dir()
+            or (room.parent / f"{name}.py").exists()
+        ]
+
+        assert len(rooms) > 15
+        assert [] == hidden
 
 
 class TestVersion:

@@ -407,6 +407,7 @@ def test_commands_steer_no_terminal(evil, line, capsys):
     )
 
 
+@pytest.mark.process
 def test_what_is_written_is_private(tmp_path):
     """
     Whatever the umask: nobody else may enter or read what a snapshot holds.

@@ -56,47 +56,41 @@ class TestClean:
         """
         assert "a b" == clean(text)
 
-    def test_unfinished_sequence(self):
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [("\x1b]0;red", "0;red"), ("a" * 5, "aaa…"), ("a" * 4, "aaaa")],
+        ids=["endless title", "too long", "fits"],
+    )
+    def test_shortened(self, text, expected):
         """
-        A title that never ends does not swallow what follows.
+        A title that never ends swallows nothing; what is too long for the
+        limit ends in an ellipsis.
         """
-        assert "0;red" == clean("\x1b]0;red")
+        limit = 4 if text.startswith("a") else 200
 
-    def test_shortened(self):
-        """
-        What is too long ends in an ellipsis and fits the limit.
-        """
-        assert "aaa…" == clean("a" * 5, limit=4)
-        assert "aaaa" == clean("a" * 4, limit=4)
+        assert expected == clean(text, limit=limit)
 
 
-class TestTextTable:
-    def test_table(self):
-        """
-        Cells are shown as they are, numbers included.
-        """
-        got = text_table(["rank", "what"], [(0, "0012"), (10, "1e5")])
+@pytest.mark.parametrize(
+    ("headers", "rows", "expected"),
+    [
+        (
+            *(["rank", "what"], [(0, "0012"), (10, "1e5")]),
+            ["rank    what", "------  ------", "0       0012", "10      1e5"],
+        ),
+        (["what"], [["a\n\x1b[2Jb"]], ["what", "------", "a b"]),
+        (["what"], [], ["what", "------"]),
+    ],
+    ids=["numbers", "unclean", "empty"],
+)
+def test_table(headers, rows, expected):
+    """
+    Cells are shown as they are, but cannot break the table or the terminal;
+    without rows there are the titles.
+    """
+    shown = text_table(headers, rows).splitlines()
 
-        assert [
-            "rank    what",
-            "------  ------",
-            "0       0012",
-            "10      1e5",
-        ] == got.splitlines()
-
-    def test_cells_are_cleaned(self):
-        """
-        A cell cannot break the table or the terminal.
-        """
-        got = text_table(["what"], [["a\n\x1b[2Jb"]])
-
-        assert ["what", "------", "a b"] == got.splitlines()
-
-    def test_empty(self):
-        """
-        Without rows there are the titles.
-        """
-        assert text_table(["what"], []).startswith("what")
+    assert expected == [line.rstrip() for line in shown]
 
 
 class TestSentences:
@@ -129,7 +123,7 @@ class TestSentences:
     )
     def test_time(self, seconds, expected):
         """
-        Durations are told as people tell them.
+        Durations are written as people say them.
         """
         assert expected == time_text(seconds)
 
@@ -145,6 +139,6 @@ class TestSentences:
     )
     def test_reason(self, exc, expected):
         """
-        An error is told by its words, or else by its name.
+        An error is shown by its words, or else by its name.
         """
         assert expected == reason_of(exc)

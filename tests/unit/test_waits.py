@@ -4,35 +4,29 @@ Graphs of waits.
 
 from __future__ import annotations
 
+import pytest
+
 from distdebug.waits import components, reachable, sinks
 
 
 class TestComponents:
-    def test_chain(self):
+    @pytest.mark.parametrize(
+        ("edges", "expected"),
+        [
+            ([[1], [2], []], [[2], [1], [0]]),
+            ([[2], [0], [1], [0]], [[0, 1, 2], [3]]),
+            ([[1, 2], [3], [3], []], [[3], [1], [2], [0]]),
+            ([[1, 2], [0], [3], [2]], [[2, 3], [0, 1]]),
+            ([], []),
+        ],
+        ids=["chain", "circle", "branches", "two circles", "nothing"],
+    )
+    def test_small(self, edges, expected):
         """
-        Without circles, each node is a component, after those it points to.
+        Nodes that reach each other are one component, sorted, which comes
+        after those that it points to.
         """
-        assert [[2], [1], [0]] == components([[1], [2], []])
-
-    def test_circle(self):
-        """
-        Nodes that reach each other are one component, sorted.
-        """
-        assert [[0, 1, 2], [3]] == components([[2], [0], [1], [0]])
-
-    def test_branches(self):
-        """
-        Two ways to the same node make no circle.
-        """
-        found = components([[1, 2], [3], [3], []])
-
-        assert [[3], [1], [2], [0]] == found
-
-    def test_two_circles(self):
-        """
-        Circles that share no node stay apart.
-        """
-        assert [[2, 3], [0, 1]] == components([[1, 2], [0], [3], [2]])
+        assert expected == components(edges)
 
     def test_long_chain(self):
         """
@@ -45,42 +39,26 @@ class TestComponents:
         assert size + 1 == len(found)
         assert [size] == found[0]
 
-    def test_nothing(self):
-        """
-        Nothing has no components.
-        """
-        assert [] == components([])
+
+@pytest.mark.parametrize(
+    ("edges", "expected"),
+    [([[1], [0, 2], [], []], [[2], [3]]), ([[1], [2], [1]], [[1, 2]])],
+    ids=["ends", "circle"],
+)
+def test_sinks(edges, expected):
+    """
+    Waiting begins where no edge leads out, be it of a circle.
+    """
+    assert expected == sinks(components(edges), edges)
 
 
-class TestSinks:
-    def test_ends(self):
-        """
-        Waiting begins where no edge leads out.
-        """
-        edges = [[1], [0, 2], [], []]
+@pytest.mark.parametrize(
+    ("start", "expected"), [(0, {0, 1, 2}), (3, {0, 1, 2, 3}), (7, {7})]
+)
+def test_reachable(start, expected):
+    """
+    A node reaches itself and what others reach; circles end.
+    """
+    edges = {0: [1], 1: [2], 2: [0], 3: [0]}
 
-        assert [[2], [3]] == sinks(components(edges), edges)
-
-    def test_circle(self):
-        """
-        A circle without a way out is an end, too.
-        """
-        edges = [[1], [2], [1]]
-
-        assert [[1, 2]] == sinks(components(edges), edges)
-
-
-class TestReachable:
-    def test_transitive(self):
-        """
-        What is reached through others is reached; circles end.
-        """
-        edges = {0: [1], 1: [2], 2: [0], 3: [0]}
-
-        assert {0, 1, 2} == reachable([0], edges)
-
-    def test_itself(self):
-        """
-        A node reaches itself.
-        """
-        assert {7} == reachable([7], {})
+    assert expected == reachable([start], edges)

@@ -22,29 +22,25 @@ from distdebug._files import (
 
 
 class TestScratch:
-    def test_empty(self):
+    @pytest.mark.parametrize("has_folder", [True, False])
+    def test_empty(self, has_folder, monkeypatch):
         """
-        What is written is read again, and was not there before.
+        What is written is read again, and was not there before; where no
+        folder takes a file, it is in memory.
         """
+
+        def refuse():
+            raise FileNotFoundError(errno.ENOENT, "no usable folder")
+
+        if not has_folder:
+            monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+
         with scratch_file() as file:
             assert b"" == file.read()
             file.write(b"x")
             file.seek(0)
 
             assert b"x" == file.read()
-
-    def test_no_folder(self, monkeypatch):
-        """
-        Where no folder takes a file, it is in memory.
-        """
-
-        def refuse():
-            raise FileNotFoundError(errno.ENOENT, "no usable folder")
-
-        monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
-
-        with scratch_file() as file:
-            assert 3 == file.write(b"abc")
 
     def test_no_more_room(self, tmp_path):
         """

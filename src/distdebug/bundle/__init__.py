@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .manifest import NodeStatus as NodeStatus
     from .manifest import is_done as is_done
     from .manifest import parse_manifest as parse_manifest
+    from .manifest import read_manifest as read_manifest
     from .manifest import write_manifest as write_manifest
     from .mark import take_over as take_over
     from .node import keep_facts as keep_facts

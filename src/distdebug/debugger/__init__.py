@@ -12,6 +12,7 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .client.answers import Answers as Answers
+    from .client.answers import Output as Output
     from .client.choosing import choose as choose
     from .client.commands import Command as Command
     from .client.commands import parse_command as parse_command
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from .client.here import choose_folder as choose_folder
     from .client.here import job_text as job_text
     from .client.model import Listing as Listing
+    from .client.model import LostNode as LostNode
+    from .client.model import Process as Process
+    from .client.model import Session as Session
+    from .client.model import Silent as Silent
     from .client.obeying import obey as obey
     from .client.shell import run_shell as run_shell
     from .client.showing import listing_text as listing_text
@@ -40,6 +45,7 @@ if TYPE_CHECKING:
     from .ray_debugger.checking import check_ray_debugger as check_ray_debugger
     from .ray_debugger.launch import launch_json as launch_json
     from .ray_debugger.launch import write_launch_json as write_launch_json
+    from .ray_debugger.model import RayDebuggerCheck as RayDebuggerCheck
     from .ray_debugger.model import RayDebugSession as RayDebugSession
     from .ray_debugger.sessions import ray_debug_sessions as ray_debug_sessions
 else:

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from .collect import collect_node as collect_node
     from .collect import reason_of as reason_of
     from .collect import version as version
-    from .diagnose import diagnose as diagnose
     from .everywhere import snapshot_everywhere as snapshot_everywhere
     from .hosts import all_stacks as all_stacks
     from .logs.model import LogEvidence as LogEvidence
+    from .root_cause import diagnose as diagnose
     from .seen import Seen as Seen
     from .seen import seen_by as seen_by
     from .snapshot import UNKNOWN as UNKNOWN

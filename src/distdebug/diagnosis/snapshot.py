@@ -25,7 +25,7 @@ from ..capture.model import Native
 from ..findings import Cause, Diagnosis, Finding, Missing
 from ..findings.text import diagnosis_blocks, missing_block
 from .collect import Tell, collect_node, keep_manifest, reason_of
-from .diagnose import diagnose
+from .root_cause import diagnose
 
 
 __all__ = ["UNKNOWN", "Snapshot", "explain_bundle", "snapshot"]

@@ -35,8 +35,10 @@ if TYPE_CHECKING:
     from .columns import STARTED as STARTED
     from .columns import Dumps as Dumps
     from .columns import Frame as Frame
+    from .columns import GroupStatus as GroupStatus
     from .columns import RankDump as RankDump
     from .dump import dump_flight_recorder as dump_flight_recorder
+    from .enable import disable_flight_recorder as disable_flight_recorder
     from .enable import enable_flight_recorder as enable_flight_recorder
     from .read import read_dumps as read_dumps
     from .reading.files import DumpFile as DumpFile
@@ -55,6 +57,8 @@ if TYPE_CHECKING:
     from .sidecar import MOST_RANKS as MOST_RANKS
     from .sidecar import SIDECAR_SUFFIX as SIDECAR_SUFFIX
     from .sidecar import Sidecar as Sidecar
+    from .sidecar import SidecarFrame as SidecarFrame
+    from .sidecar import SidecarGroup as SidecarGroup
     from .sidecar import read_sidecar as read_sidecar
     from .sidecar import write_sidecar as write_sidecar
     from .tables import EntryRow as EntryRow

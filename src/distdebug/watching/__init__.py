@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .hang import Hang as Hang
     from .hang import HangReason as HangReason
     from .hang import Hook as Hook
+    from .hang import NotYet as NotYet
     from .hooks import command_hook as command_hook
     from .hooks import webhook_hook as webhook_hook
     from .inside import Watch as Watch

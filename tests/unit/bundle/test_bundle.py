@@ -4,12 +4,13 @@ What a snapshot looks like on disk.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import subprocess
 
-from functools import partial
-
+import psutil
 import pytest
 
 from distdebug.bundle import (
@@ -20,21 +21,14 @@ from distdebug.bundle import (
     new_bundle,
     own_logs,
     parse_manifest,
+    read_manifest,
     write_manifest,
 )
-from distdebug.bundle import logs as logs_module
-from distdebug.bundle import manifest as manifest_module
-from distdebug.bundle import node as node_module
-from distdebug.bundle.manifest import read_manifest
-from distdebug.capture.tool import ToolOutput
 from distdebug.errors import BundleError
 from distdebug.findings import Missing
-from distdebug.health import judge_node_facts, public_variables
-from distdebug.health.gpu import smi as smi_module
-from distdebug.health.kernel import log as kernel_module
+from distdebug.health import judge_node_facts
 
 
-NO_INTEGER = "invalid literal for int() with base 10: 'x'"
 NODE = {"host": "n1", "status": "ok", "seconds": 1.0, "reason": ""}
 MANIFEST = Manifest(
     version="1.2.3",
@@ -43,13 +37,6 @@ MANIFEST = Manifest(
     nodes=(NodeEntry(host="n1", status="partial", seconds=2.5, files=3),),
     skipped=(Missing(what="log", reason="gone", rank=3, source="a.log"),),
 )
-
-
-def fail_silently(_):
-    """
-    Fail without a reason.
-    """
-    raise ValueError
 
 
 def names(folder):
@@ -133,12 +120,11 @@ class TestManifest:
         with pytest.raises(BundleError, match="not a file"):
             read_manifest(tmp_path)
 
-    def test_too_large(self, tmp_path, monkeypatch):
+    def test_too_large(self, tmp_path):
         """
         A file that no snapshot leaves is not read into memory.
         """
-        write_manifest(tmp_path, MANIFEST)
-        monkeypatch.setattr(manifest_module, "_MOST_BYTES", 8)
+        os.truncate(write_manifest(tmp_path, MANIFEST), (1 << 26) + 1)
 
         with pytest.raises(BundleError, match="too large"):
             read_manifest(tmp_path)
@@ -154,8 +140,6 @@ class TestManifest:
 
         assert manifest == read_manifest(tmp_path)
 
-
-class TestParse:
     def test_of_another_node(self):
         """
         What a node answers is understood as what it writes.
@@ -177,132 +161,132 @@ class TestParse:
 
 
 class TestLogs:
-    def test_tail(self, tmp_path, monkeypatch):
+    def test_tail(self, tmp_path):
         """
-        The end of a log is kept, and logs of one name do not collide.
+        The last MiB of a log is kept, and logs of one name do not collide.
         """
-        monkeypatch.setattr(logs_module, "_MOST_BYTES", 4)
         logs = [tmp_path / name for name in ("a/x.log", "b/x.log", "rank_0")]
         for log in logs:
             log.parent.mkdir(exist_ok=True)
-            log.write_text(f"step 7 {log.parent.name[0]}end")
+            log.write_text("step 7".ljust(1 << 20) + log.parent.name[0])
 
         files, missing = keep_tails(logs, tmp_path / "logs")
 
         assert [] == missing
         assert ["x.log", "x.2.log", "rank_0.log"] == [f.name for f in files]
-        assert ["aend", "bend"] == [f.read_text() for f in files[:2]]
+        assert [1 << 20] * 3 == [f.stat().st_size for f in files]
+        assert ["tep 7", "tep 7"] == [f.read_text()[:5] for f in files[:2]]
+        assert ["a", "b"] == [f.read_text()[-1] for f in files[:2]]
 
-    def test_not_kept(self, tmp_path, monkeypatch):
+    def test_not_kept(self, tmp_path):
         """
-        Every log fails alone, and says why.
+        Every log fails alone, and says why; also what cannot be the name of
+        a file.
         """
-        monkeypatch.setattr(logs_module, "_MOST_LOGS", 3)
         os.mkfifo(tmp_path / "pipe")
         (tmp_path / "good.out").write_text("fine")
-        names = ["pipe", "gone.log", "good.out", "more"]
+        names = ["pipe", "gone.log", "a\0b", *["gone"] * 252, "good.out"]
 
         files, missing = keep_tails(
-            [tmp_path / name for name in names], tmp_path / "logs"
+            [tmp_path / name for name in [*names, "good.out"]],
+            tmp_path / "logs",
         )
 
         assert ["good.out"] == [f.name for f in files]
+        reasons = [m.reason for m in missing]
         assert [
             "it is not a file",
             "No such file or directory",
-            "only 3 logs are kept",
-        ] == [m.reason for m in missing]
+        ] == reasons[:2]
+        assert "null" in reasons[2]
+        assert "only 256 logs are kept" == reasons[-1]
+        assert 256 == len(reasons)
 
-    def test_no_path(self, tmp_path):
-        """
-        What cannot be the name of a file costs no other log.
-        """
-        (tmp_path / "good.out").write_text("fine")
-
-        files, (lost,) = keep_tails(
-            [tmp_path / "a\0b", tmp_path / "good.out"], tmp_path / "logs"
-        )
-
-        assert ["good.out"] == [f.name for f in files]
-        assert "null" in lost.reason
-
-
-class TestOwnLogs:
-    def test_files(self, tmp_path):
+    @pytest.mark.process
+    def test_own(self, tmp_path, process):
         """
         The files that processes print into are found, each once.
         """
         log = tmp_path / "rank0.log"
         with log.open("wb") as out, (tmp_path / "gone").open("wb") as gone:
             (tmp_path / "gone").unlink()
-            with (
-                subprocess.Popen(
-                    ["sleep", "60"], stdout=out, stderr=out
-                ) as one,
-                subprocess.Popen(
-                    ["sleep", "60"], stdout=gone, stderr=subprocess.DEVNULL
-                ) as other,
-            ):
-                found = own_logs([one.pid, other.pid, 1 << 22])
-                one.kill()
-                other.kill()
+            one = process(stdout=out, stderr=out)
+            other = process(stdout=gone, stderr=subprocess.DEVNULL)
+
+            found = own_logs([one, other, 1 << 22])
 
         assert [log] == found
 
 
 @pytest.fixture
-def tools(monkeypatch):
+def tools(monkeypatch, tmp_path):
     """
-    What tools answer, by name.
+    Installs tools that print something; there are no others, and no other
+    way to the kernel's log.
     """
-    answers = {
-        "nvidia-smi": ToolOutput(0, "", ""),
-        "dmesg": ToolOutput(0, "[1.5] Linux version 6.1", ""),
-    }
-    for module in (node_module, kernel_module):
-        monkeypatch.setattr(
-            module, "find_tool", lambda name: name if name in answers else None
-        )
-    for module in (smi_module, kernel_module):
-        monkeypatch.setattr(
-            module, "run_tool", lambda argv, timeout_s: answers[argv[0]]
-        )
-    # No other way to the kernel's log.
-    monkeypatch.setattr(
-        node_module,
-        "read_kernel_log",
-        partial(
-            kernel_module.read_kernel_log,
-            device="/proc/none",
-            folder="/proc/none",
-        ),
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    real = os.open
+    shell, cat, sleep = (
+        shutil.which(name, path="/usr/bin:/bin")
+        for name in ("sh", "cat", "sleep")
     )
-    return answers
+
+    def open_file(path, *args, **options):
+        if str(path).startswith(("/dev/kmsg", "/var/log/")):
+            raise PermissionError(errno.EPERM, "not for us")
+        return real(path, *args, **options)
+
+    monkeypatch.setattr(os, "open", open_file)
+
+    def install(name, text, *, status=0, complaint="", seconds=0):
+        (folder / f"{name}.txt").write_text(text)
+        (folder / f"{name}.err").write_text(complaint)
+        (folder / name).write_text(
+            f"#!{shell}\ncd '{folder}'\n{cat} {name}.txt\n"
+            f"{cat} {name}.err >&2\n{sleep} {seconds}\nexit {status}\n"
+        )
+        (folder / name).chmod(0o755)
+
+    install("nvidia-smi", "")
+    install("dmesg", "[1.5] Linux version 6.1\n")
+    return install
 
 
-class TestNode:
-    def facts(self, tmp_path, pids=()):
-        """
-        Write facts, and read them.
-        """
-        files, missing = keep_facts(pids, tmp_path / "node.json", 5.0)
+@pytest.fixture(name="facts")
+def _facts(tmp_path):
+    """
+    Writes facts, and reads them.
+    """
+
+    def facts(pids=(), seconds=5.0):
+        files, missing = keep_facts(pids, tmp_path / "node.json", seconds)
         (path,) = files
         return json.loads(path.read_text()), [
             (m.what, m.reason) for m in missing
         ]
 
-    def test_machine(self, tools, tmp_path):
+    return facts
+
+
+class TestNode:
+    @pytest.mark.process
+    def test_machine(self, tools, facts):
         """
         Memory, load, and disks are there.
         """
-        facts, missing = self.facts(tmp_path)
+        got, missing = facts()
 
         assert [] == missing
-        assert facts["machine"]["memory"]["total"] > 0
-        assert facts["machine"]["disks"]["bundle"]["total"] > 0
-        assert [] == facts["gpus"]
+        assert got["machine"]["memory"]["total"] > 0
+        assert got["machine"]["disks"]["bundle"]["total"] > 0
+        assert got["machine"]["disks"]["tmp"]["files"] >= 0
+        assert {"lo"} <= {x["name"] for x in got["interfaces"]}
+        assert [] == got["gpus"]
 
-    def test_gpus(self, tools, tmp_path):
+    @pytest.mark.process
+    def test_gpus(self, tools, facts):
         """
         What nvidia-smi prints becomes one row per GPU.
         """
@@ -310,125 +294,161 @@ class TestNode:
             "0, GPU-7, 100, 40, Disabled, NVIDIA H200, 00000000:3B:00.0, 1024, "
             "143771, 40, P0, 1980, 1980, 650.5, 700, 0x1, 0, No, Completed, None"
         )
-        tools["nvidia-smi"] = ToolOutput(0, f"{row}\nstrange\n", "")
+        tools("nvidia-smi", f"{row}\nstrange\n")
 
-        facts, _ = self.facts(tmp_path)
+        got, _ = facts()
 
-        (gpu,) = facts["gpus"]
+        (gpu,) = got["gpus"]
         assert ("NVIDIA H200", "100", "1024") == (
             gpu["name"],
             gpu["utilization.gpu"],
             gpu["memory.used"],
         )
 
-    def test_kernel(self, tools, tmp_path, monkeypatch):
+    @pytest.mark.process
+    def test_kernel(self, tools, facts):
         """
         Of the kernel's messages the last about trouble are kept, as text.
         """
-        monkeypatch.setattr(node_module, "_MOST_LINES", 2)
         lines = [
-            "[7.5] Out of memory: Killed process 1",
+            *["[7.5] Out of memory: Killed process 1"] * 50,
             "[8.5] usb 1-1: new device",
             "[9.5] NVRM: Xid (PCI:0000:01:00): 79, \x1b[31mfallen off",
             "[9.7] oom-kill:constraint=CONSTRAINT_NONE",
         ]
-        tools["dmesg"] = ToolOutput(0, "\n".join(lines), "")
+        tools("dmesg", "\n".join([*lines, ""]))
 
-        facts, _ = self.facts(tmp_path)
+        got, _ = facts()
 
-        assert 2 == len(facts["kernel"])
-        assert "79, fallen off" in facts["kernel"][0]
+        assert 50 == len(got["kernel"])
+        assert "79, fallen off" in got["kernel"][-2]
+        assert "oom-kill" in got["kernel"][-1]
 
-    def test_judged(self, tools, tmp_path):
+    @pytest.mark.process
+    def test_judged(self, tools, facts):
         """
-        What is kept tells later what was wrong with which GPU.
+        The facts that are kept show later what was wrong with which GPU.
         """
-        tools["dmesg"] = ToolOutput(
-            0, "[7.5] NVRM: Xid (PCI:0000:3b:00): 79, pid=7, fallen off", ""
+        tools(
+            "dmesg",
+            "[7.5] NVRM: Xid (PCI:0000:3b:00): 79, pid=7, fallen off\n",
         )
         lost = (
             "Unable to determine the device handle for GPU 0000:3B:00.0: "
             "Unknown Error\n"
         )
-        tools["nvidia-smi"] = ToolOutput(255, lost, "")
+        tools("nvidia-smi", lost, status=255)
 
-        facts, missing = self.facts(tmp_path)
-        found = judge_node_facts(facts, host="n1", ranks={7: 3})
+        got, missing = facts()
+        found = judge_node_facts(got, host="n1", ranks={7: 3})
 
         assert [] == missing
-        assert {"lo"} <= {x["name"] for x in facts["interfaces"]}
-        assert facts["machine"]["disks"]["tmp"]["files"] >= 0
         assert [(3,)] == [f.ranks for f in found if f.ranks]
         assert any("GPU 0 does not answer" in f.summary for f in found)
 
-    def test_variables(self, tools, tmp_path, monkeypatch):
+    @pytest.mark.process
+    def test_variables(self, tools, facts, process):
         """
-        Workers with the same variables are told together.
+        Workers with the same variables are listed together.
         """
-        environs = {
-            7: ({"NCCL_DEBUG": "INFO", "HOME": "/x"}, "memory"),
-            8: ({"NCCL_DEBUG": "INFO"}, "environ"),
-            9: ({"NCCL_DEBUG": "WARN"}, "environ"),
-            10: ({}, ""),
-        }
-        monkeypatch.setattr(node_module, "read_environ", environs.get)
+        alike = [
+            process({"NCCL_DEBUG": "INFO", **more})
+            for more in ({"HOME": "/x"}, {})
+        ]
+        other = process({"NCCL_DEBUG": "WARN"})
 
-        facts, _ = self.facts(tmp_path, environs)
+        got, _ = facts([*alike, other, 1 << 22])
 
         assert [
-            {"pids": [7, 8], "variables": {"NCCL_DEBUG": "INFO"}},
-            {"pids": [9], "variables": {"NCCL_DEBUG": "WARN"}},
-        ] == facts["variables"]
+            {"pids": alike, "variables": {"NCCL_DEBUG": "INFO"}},
+            {"pids": [other], "variables": {"NCCL_DEBUG": "WARN"}},
+        ] == got["variables"]
 
+    @pytest.mark.process
+    def test_secrets(self, tools, facts, process):
+        """
+        Nothing that may be a secret is kept.
+        """
+        pid = process(
+            {
+                "NCCL_DEBUG": "INFO\x1b[31m",
+                "TORCH_API_KEY": "hush",
+                "NCCL_AUTH_TOKEN": "hush",
+                "TORCH_HOME": "https://me:hush@example.org/",
+                "HF_TOKEN": "hush",
+                "CUDA_VISIBLE_DEVICES": "0,1",
+            }
+        )
+
+        got, _ = facts([pid])
+
+        assert [{"CUDA_VISIBLE_DEVICES": "0,1", "NCCL_DEBUG": "INFO"}] == [
+            row["variables"] for row in got["variables"]
+        ]
+        assert "hush" not in json.dumps(got)
+
+    @pytest.mark.process
     @pytest.mark.parametrize(
-        ("output", "reason"),
+        ("status", "complaint", "reason"),
         [
-            (ToolOutput(None, "", ""), "dmesg: not done within 5.0 s"),
-            (ToolOutput(1, "", "not\npermitted"), "dmesg: not permitted"),
-            (ToolOutput(2, "", ""), "dmesg: prints nothing"),
+            (1, "not\npermitted\n", "dmesg: not permitted"),
+            (2, "", "dmesg: prints nothing"),
         ],
     )
-    def test_tool_fails(self, tools, tmp_path, output, reason):
+    def test_tool_fails(self, tools, facts, *, status, complaint, reason):
         """
         A tool that fails costs its own fact only.
         """
-        tools["dmesg"] = output
+        tools("dmesg", "", status=status, complaint=complaint)
 
-        facts, missing = self.facts(tmp_path)
+        got, ((what, why),) = facts()
 
-        assert "machine" in facts
-        ((what, why),) = missing
+        assert "machine" in got
         assert "kernel of node" == what
         assert reason in why.split("; ")
 
-    def test_no_tool(self, tools, tmp_path):
+    @pytest.mark.process
+    def test_slow_tool(self, tools, facts):
+        """
+        A tool that does not end is left in time.
+        """
+        tools("dmesg", "", seconds=600)
+
+        got, ((what, why),) = facts(seconds=0.3)
+
+        assert "machine" in got
+        assert "kernel of node" == what
+        assert "dmesg: not done within 0." in why
+
+    def test_no_tool(self, tools, facts, monkeypatch):
         """
         A node without GPUs lacks nothing; without the kernel's log, that.
         """
-        tools.clear()
+        monkeypatch.setenv("PATH", "/none")
 
-        facts, ((what, why),) = self.facts(tmp_path)
+        got, ((what, why),) = facts()
 
-        assert facts["gpus"] is None
+        assert got["gpus"] is None
         assert "kernel of node" == what
         assert "dmesg: not installed" in why
 
-    def test_nothing_to_say(self, tools, tmp_path, monkeypatch):
+    @pytest.mark.process
+    @pytest.mark.parametrize("reason", ["", "no such field"])
+    def test_nothing_to_say(self, tools, facts, monkeypatch, reason):
         """
-        An error without a text is told by its name.
+        An error without a text is reported by its name.
         """
-        monkeypatch.setattr(
-            node_module, "_machine", lambda _: int("x") or None
-        )
-        monkeypatch.setattr(node_module, "_kernel_messages", fail_silently)
 
-        _, missing = self.facts(tmp_path)
+        def fail():
+            raise ValueError(reason)
 
-        assert [
-            ("machine of node", NO_INTEGER),
-            ("kernel of node", "ValueError"),
-        ] == missing
+        monkeypatch.setattr(psutil, "virtual_memory", fail)
 
+        _, missing = facts()
+
+        assert [("machine of node", reason or "ValueError")] == missing
+
+    @pytest.mark.process
     def test_not_written(self, tools, tmp_path):
         """
         A folder that vanished costs the file, and nothing else.
@@ -437,21 +457,3 @@ class TestNode:
 
         assert [] == files
         assert lost.reason
-
-    def test_secrets(self):
-        """
-        Nothing that may be a secret is kept.
-        """
-        environ = {
-            "NCCL_DEBUG": "INFO\x1b[31m",
-            "TORCH_API_KEY": "hush",
-            "NCCL_AUTH_TOKEN": "hush",
-            "TORCH_HOME": "https://me:hush@example.org/",
-            "HF_TOKEN": "hush",
-            "CUDA_VISIBLE_DEVICES": "0,1",
-        }
-
-        assert {
-            "CUDA_VISIBLE_DEVICES": "0,1",
-            "NCCL_DEBUG": "INFO",
-        } == public_variables(environ)

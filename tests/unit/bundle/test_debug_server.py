@@ -13,6 +13,8 @@ import socket
 import threading
 import time
 
+from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
@@ -20,19 +22,7 @@ import pytest
 from distdebug import diagnose
 from distdebug._in_time import answers_in_time
 from distdebug.bundle import keep_debug_server
-from distdebug.bundle.debug_server import asking as asking_module
-from distdebug.bundle.debug_server import fetch as fetch_module
-from distdebug.bundle.debug_server import files as files_module
-from distdebug.bundle.debug_server import keep as server_module
-from distdebug.bundle.debug_server.fetch import (
-    Allowance,
-    NoAnswerError,
-    Place,
-    fetch,
-    parse_place,
-)
-from distdebug.bundle.debug_server.files import Told, is_dump, process_in
-from distdebug.bundle.debug_server.pages import read_addresses, read_page
+from distdebug.bundle.debug_server import asking
 from distdebug.findings import Cause
 from distdebug.flight_recorder import read_dumps
 from distdebug.stacks import read_stacks
@@ -77,7 +67,7 @@ START_NS = 1795202653987443747
 
 def recorded(last):
     """
-    What fr_trace_json tells of a rank that entered so many collectives.
+    What fr_trace_json answers for a rank that entered so many collectives.
     """
     entries = [
         {
@@ -264,7 +254,7 @@ def serve(monkeypatch):
             **kwargs,
         )
 
-    monkeypatch.setattr(fetch_module.socket, "getaddrinfo", look_up)
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
     with contextlib.ExitStack() as stack:
 
         def start(answers):
@@ -294,6 +284,19 @@ def job(serve):
         return serve({"/tcpstore": store(ports, host), **more}), ranks
 
     return start
+
+
+@pytest.fixture
+def keep(tmp_path):
+    """
+    Keeps what a server, or an address, answers in time.
+    """
+
+    def keep_all(server, seconds=20.0):
+        place = server if isinstance(server, str) else address(server)
+        return keep_debug_server(place, tmp_path / "n1", soon(seconds))
+
+    return keep_all
 
 
 def address(server):
@@ -328,7 +331,7 @@ def reasons(missing):
 
 def closed_port():
     """
-    A port at which nobody listens.
+    A port without a listener.
     """
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
@@ -347,7 +350,8 @@ def never(handler):
 
 def test_ranks_are_asked_themselves(job, tmp_path):
     """
-    Stacks and calls of each rank are kept so that they explain the hang.
+    Stacks and calls of each rank are kept so that they explain the hang, with
+    rank, node, process, and size of the job.
     """
     server, _ = job(*(worker(rank) for rank in range(4)))
     folder = tmp_path / "n1"
@@ -360,6 +364,14 @@ def test_ranks_are_asked_themselves(job, tmp_path):
         *(f"flight_recorder/rank_{rank}.json" for rank in (0, 1, 2, 3)),
         *(f"pyspy_node7_{pid}.json" for pid in range(25534, 25538)),
     ] == [name for name in names(folder) if "sidecar" not in name]
+    dumps = read_dumps(tmp_path)
+    assert ((0, 1, 2, 3), 4) == (tuple(dumps.ranks), dumps.world_size)
+    assert {("node7", 25534 + r, "request") for r in range(4)} == {
+        (s.host, s.pid, s.reason) for s in dumps.sidecars.values()
+    }
+    assert [(r, "node7") for r in range(4)] == [
+        (p.rank, p.host) for p in read_stacks(tmp_path)
+    ]
     verdict = diagnose(folder).verdict
     assert Cause.RANK_NOT_ARRIVED == verdict.cause
     assert (2,) == verdict.ranks
@@ -370,34 +382,15 @@ def test_ranks_are_asked_themselves(job, tmp_path):
     )
 
 
-def test_dumps_say_who_and_where(job, tmp_path):
-    """
-    Readers learn rank, node, process, and size of the job.
-    """
-    server, _ = job(*(worker(rank) for rank in range(4)))
-
-    keep_debug_server(address(server), tmp_path / "n1", soon())
-
-    dumps = read_dumps(tmp_path)
-    assert (0, 1, 2, 3) == tuple(dumps.ranks)
-    assert 4 == dumps.world_size
-    assert {("node7", 25534 + r, "request") for r in range(4)} == {
-        (s.host, s.pid, s.reason) for s in dumps.sidecars.values()
-    }
-    assert [(r, "node7") for r in range(4)] == [
-        (p.rank, p.host) for p in read_stacks(tmp_path)
-    ]
-
-
 @pytest.mark.parametrize("told", [NO_PYSPY, "Error: Permission denied\n"])
-def test_without_pyspy_the_process_tells_itself(told, job, tmp_path):
+def test_without_pyspy_the_process_tells_itself(told, job, tmp_path, keep):
     """
-    If there is no py-spy, faulthandler tells; nothing is made up for it.
+    If there is no py-spy, faulthandler is used; nothing is made up for it.
     """
     workers = [worker(rank, pyspy_dump=told) for rank in range(4)]
     server, _ = job(*workers)
 
-    _, missing = keep_debug_server(address(server), tmp_path / "n1", soon())
+    _, missing = keep(server)
 
     assert not missing
     assert "stacks-rank2.txt" in names(tmp_path / "n1")
@@ -412,7 +405,7 @@ def test_without_pyspy_the_process_tells_itself(told, job, tmp_path):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]"])
-def test_an_address_is_no_host(host, job, tmp_path):
+def test_an_address_is_no_host(host, job, tmp_path, keep):
     """
     Whatever a worker calls itself is kept, but for what no node is called.
     """
@@ -422,81 +415,74 @@ def test_an_address_is_no_host(host, job, tmp_path):
     else:
         server, _ = job(worker(0), host=host)
 
-    keep_debug_server(address(server), tmp_path / "n1", soon())
+    keep(server)
 
     (process,) = read_stacks(tmp_path)
     assert (0, None) == (process.rank, process.host)
 
 
-def test_pages_are_the_other_way(serve, tmp_path):
+@pytest.mark.parametrize(
+    ("answers", "file"),
+    [
+        (pages(), "pyspy_node7_25536.json"),
+        # If there is no py-spy, the page of the processes tells.
+        (pages(pyspy_dump=page([NO_PYSPY] * 4)), "stacks-rank3.txt"),
+        # It is the same if the server escapes what the ranks answered.
+        (
+            pages(
+                pyspy_dump=page([html.escape(pyspy(r)) for r in range(4)]),
+                fr_trace_json=page(
+                    [
+                        html.escape(recorded(3 if r == 2 else 4))
+                        for r in range(4)
+                    ]
+                ),
+            ),
+            "pyspy_node7_25536.json",
+        ),
+    ],
+    ids=["plain", "no py-spy", "escaped"],
+)
+def test_pages_are_the_other_way(serve, tmp_path, keep, answers, file):
     """
-    A server that does not tell where ranks listen is asked for its pages.
+    A server that does not show where ranks listen is asked for its pages.
     """
-    server = serve(pages())
+    server = serve(answers)
 
-    _, missing = keep_debug_server(address(server), tmp_path / "n1", soon())
+    _, missing = keep(server)
 
     assert not missing
-    assert "/stacks" not in server.asked
-    assert "pyspy_node7_25536.json" in names(tmp_path / "n1")
+    assert file.startswith("stacks") == ("/stacks" in server.asked)
+    assert file in names(tmp_path / "n1")
+    assert "<module>" in (tmp_path / "n1" / file).read_text()
     verdict = diagnose(tmp_path).verdict
     assert (2,) == verdict.ranks
     assert "read_shard" == verdict.location.function
 
 
-def test_pages_without_pyspy(serve, tmp_path):
-    """
-    If the page of py-spy holds no stacks, the page of the processes does.
-    """
-    answers = pages(pyspy_dump=page([NO_PYSPY] * 4))
-    server = serve(answers)
-
-    _, missing = keep_debug_server(address(server), tmp_path / "n1", soon())
-
-    assert not missing
-    assert "stacks-rank3.txt" in names(tmp_path / "n1")
-
-
-def test_escaped_pages_are_understood(serve, tmp_path):
-    """
-    It is the same if the server escapes what the ranks answered.
-    """
-    answers = pages(
-        pyspy_dump=page([html.escape(pyspy(r)) for r in range(4)]),
-        fr_trace_json=page([html.escape(recorded(4))] * 4),
-    )
-    server = serve(answers)
-
-    _, missing = keep_debug_server(address(server), tmp_path / "n1", soon())
-
-    assert not missing
-    (process, *_) = read_stacks(tmp_path)
-    assert "<module>" == process.threads[0].frames[-1].name
-    assert (0, 1, 2, 3) == tuple(read_dumps(tmp_path).ranks)
-
-
-def test_ranks_out_of_reach_are_taken_from_pages(serve, tmp_path):
+def test_ranks_out_of_reach_are_taken_from_pages(serve, tmp_path, keep):
     """
     From outside the cluster, the server is the only way to the ranks.
     """
     ports = [closed_port() for _ in range(4)]
     server = serve({**pages(), "/tcpstore": store(ports)})
 
-    _, missing = keep_debug_server(address(server), tmp_path / "n1", soon())
+    _, missing = keep(server)
 
     assert not missing
     assert (0, 1, 2, 3) == tuple(read_dumps(tmp_path).ranks)
 
 
-def test_a_rank_that_is_gone_costs_only_itself(job, serve, tmp_path):
+def test_a_rank_that_is_gone_costs_only_itself(job, serve, tmp_path, keep):
     """
-    If others on its node answer, nobody else is asked for it.
+    If others on its node answer, the server is not asked for a rank that is
+    gone.
     """
     ranks = [serve(worker(rank)) for rank in range(3)]
     ports = [*(server.server_port for server in ranks), closed_port()]
     server = serve({"/tcpstore": store(ports)})
 
-    _, missing = keep_debug_server(address(server), tmp_path / "n1", soon())
+    _, missing = keep(server)
 
     assert ["/tcpstore"] == server.asked
     assert {
@@ -508,7 +494,7 @@ def test_a_rank_that_is_gone_costs_only_itself(job, serve, tmp_path):
     assert 4 == read_dumps(tmp_path).world_size
 
 
-def test_a_stopped_rank_costs_only_itself(job, tmp_path):
+def test_a_stopped_rank_costs_only_itself(job, tmp_path, keep):
     """
     One that takes a question and never answers is given up in time.
     """
@@ -516,7 +502,7 @@ def test_a_stopped_rank_costs_only_itself(job, tmp_path):
     server, ranks = job(worker(0), stopped, worker(2), worker(3))
     start = time.monotonic()
 
-    _, missing = keep_debug_server(address(server), tmp_path / "n1", soon(4))
+    _, missing = keep(server, 4)
 
     assert time.monotonic() - start < 6
     assert "/handler/fr_trace_json" not in ranks[1].asked
@@ -529,22 +515,22 @@ def test_a_stopped_rank_costs_only_itself(job, tmp_path):
     assert "read_shard" == verdict.location.function
 
 
-def test_a_rank_that_did_not_say_where_it_is(serve, tmp_path):
+def test_a_rank_that_did_not_say_where_it_is(serve, keep):
     """
-    A gap in the numbers is told.
+    A gap in the numbers of ranks is reported.
     """
     ranks = [serve(worker(rank)) for rank in (0, 2)]
     ports = [ranks[0].server_port, None, ranks[1].server_port]
     server = serve({"/tcpstore": store(ports)})
 
-    _, missing = keep_debug_server(address(server), tmp_path / "n1", soon())
+    _, missing = keep(server)
 
     assert {("debug server", None): "it has no address of rank 1"} == reasons(
         missing
     )
 
 
-def test_silent_ranks_of_a_page_are_told(serve, tmp_path):
+def test_silent_ranks_of_a_page_are_told(serve, tmp_path, keep):
     """
     What the server says of those that it could not reach is kept short.
     """
@@ -557,9 +543,7 @@ def test_silent_ranks_of_a_page_are_told(serve, tmp_path):
         fr_trace_json=page([recorded(4), late, gone, odd]),
     )
 
-    _, missing = keep_debug_server(
-        address(serve(answers)), tmp_path / "n1", soon()
-    )
+    _, missing = keep(serve(answers))
 
     assert {
         ("stack", 1): "no answer in time",
@@ -569,32 +553,23 @@ def test_silent_ranks_of_a_page_are_told(serve, tmp_path):
     assert [0] == list(read_dumps(tmp_path).ranks)
 
 
-def test_the_recorder_of_nccl_comes_first(job, tmp_path):
+@pytest.mark.parametrize(
+    ("nccl", "kept"),
+    [(recorded(4).replace("gloo:", "nccl:"), "nccl:"), (recorded(0), "gloo:")],
+)
+def test_the_recorder_of_nccl_comes_first(nccl, kept, job, tmp_path, keep):
     """
-    If both recorders hold calls, all ranks tell those of NCCL, and it is said.
+    If both recorders hold calls, all ranks keep those of NCCL, which is
+    reported; without calls of NCCL, those of other backends count.
     """
-    nccl = recorded(4).replace("gloo:", "nccl:")
     server, _ = job(worker(0, dump_nccl_trace_json=nccl))
 
-    _, missing = keep_debug_server(address(server), tmp_path / "n1", soon())
+    _, missing = keep(server)
 
-    assert {("dump", 0)} == reasons(missing).keys()
-    assert "only the calls of NCCL" in missing[0].reason
     (dump,) = (tmp_path / "n1" / "flight_recorder").glob("rank_0.json")
-    assert "nccl:all_reduce" in dump.read_text()
-
-
-def test_an_empty_recorder_gives_way(job, tmp_path):
-    """
-    Without calls of NCCL, those of other backends count.
-    """
-    server, _ = job(worker(0, dump_nccl_trace_json=recorded(0)))
-
-    _, missing = keep_debug_server(address(server), tmp_path / "n1", soon())
-
-    assert not missing
-    (dump,) = (tmp_path / "n1" / "flight_recorder").glob("rank_0.json")
-    assert "gloo:all_reduce" in dump.read_text()
+    assert f"{kept}all_reduce" in dump.read_text()
+    assert (kept == "nccl:") == bool(missing)
+    assert all("only the calls of NCCL" in lost.reason for lost in missing)
 
 
 def test_what_was_captured_stays(job, tmp_path):
@@ -614,7 +589,7 @@ def test_what_was_captured_stays(job, tmp_path):
 @pytest.mark.parametrize(("age_s", "kept"), [(5, False), (3600, True)])
 def test_new_dumps_stay(age_s, kept, job, tmp_path):
     """
-    A rank that has just written its dump is not told twice.
+    A rank that has just written its dump is not kept twice.
     """
     folder = tmp_path / "flight_recorder"
     folder.mkdir()
@@ -643,15 +618,13 @@ def test_new_dumps_stay(age_s, kept, job, tmp_path):
         (dict.fromkeys(pages(), (302, "")), "redirections are not followed"),
     ],
 )
-def test_a_stranger_is_told(answers, reason, serve, tmp_path):
+def test_a_stranger_is_told(answers, reason, serve, tmp_path, keep):
     """
     What listens there may be anything; then there is nothing to keep.
     """
     server = serve(answers)
 
-    files, missing = keep_debug_server(
-        address(server), tmp_path / "n1", soon()
-    )
+    files, missing = keep(server)
 
     assert not files
     assert not (tmp_path / "n1").exists()
@@ -659,7 +632,7 @@ def test_a_stranger_is_told(answers, reason, serve, tmp_path):
     assert {f"http://{address(server)}"} == {m.source for m in missing}
 
 
-def test_nobody_is_sent_elsewhere(serve, tmp_path):
+def test_nobody_is_sent_elsewhere(serve, keep):
     """
     A redirection is not followed.
     """
@@ -672,12 +645,12 @@ def test_nobody_is_sent_elsewhere(serve, tmp_path):
 
     server = serve(dict.fromkeys([*pages(), "/tcpstore"], send_away))
 
-    keep_debug_server(address(server), tmp_path / "n1", soon())
+    keep(server)
 
     assert not other.asked
 
 
-def test_proxies_are_not_used(monkeypatch, serve, tmp_path):
+def test_proxies_are_not_used(monkeypatch, serve, tmp_path, keep):
     """
     Answers of a job are not for a proxy.
     """
@@ -685,7 +658,7 @@ def test_proxies_are_not_used(monkeypatch, serve, tmp_path):
     monkeypatch.setenv("http_proxy", f"http://{address(proxy)}")
     server = serve(pages())
 
-    keep_debug_server(address(server), tmp_path / "n1", soon())
+    keep(server)
 
     assert not proxy.asked
     assert names(tmp_path / "n1")
@@ -695,23 +668,23 @@ def test_proxies_are_not_used(monkeypatch, serve, tmp_path):
     "place",
     ["", "node7", "node7:0", "node7:65536", "https://node7:1", "a b:1"],
 )
-def test_what_is_no_address_is_told(place, tmp_path):
+def test_what_is_no_address_is_told(place, keep):
     """
     Only HOST:PORT is asked.
     """
-    files, missing = keep_debug_server(place, tmp_path / "n1", soon())
+    files, missing = keep(place)
 
     assert not files
     assert f"not HOST:PORT: {place!r}" == missing[0].reason
 
 
-def test_a_closed_port_is_told(tmp_path):
+def test_a_closed_port_is_told(keep):
     """
-    Where nobody listens, one entry says so, with the address.
+    A port without a listener yields one entry, with the address.
     """
     place = f"127.0.0.1:{closed_port()}"
 
-    files, (missing,) = keep_debug_server(place, tmp_path / "n1", soon())
+    files, (missing,) = keep(place)
 
     assert not files
     assert "no connection: Connection refused" == missing.reason
@@ -720,7 +693,7 @@ def test_a_closed_port_is_told(tmp_path):
 
 def test_a_folder_that_vanished_is_told(tmp_path):
     """
-    If there is no place to write to, nobody is asked.
+    If there is no place to write to, no server is asked.
     """
     files, (missing,) = keep_debug_server(
         "node7:1", tmp_path / "gone" / "n1", soon()
@@ -730,20 +703,18 @@ def test_a_folder_that_vanished_is_told(tmp_path):
     assert "No such file or directory" == missing.reason
 
 
-def test_a_full_disk_costs_files_only(monkeypatch, job, tmp_path):
+def test_a_full_disk_costs_files_only(monkeypatch, job, keep):
     """
-    What cannot be written is told.
+    A failure to write is reported.
     """
 
-    def refuse(*_):
+    def refuse(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files_module, "write_whole", refuse)
+    monkeypatch.setattr(Path, "mkdir", refuse)
     server, _ = job(worker(0))
 
-    files, missing = keep_debug_server(
-        address(server), tmp_path / "n1", soon()
-    )
+    files, missing = keep(server)
 
     assert not files
     assert "not written: No space left on device" == missing[0].reason
@@ -773,16 +744,14 @@ def trickle_headers(handler):
 
 
 @pytest.mark.parametrize("hold", [never, trickle, trickle_headers])
-def test_the_time_holds_against_everybody(hold, serve, tmp_path):
+def test_the_time_holds_against_everybody(hold, serve, keep):
     """
     Whatever a server does, it does not take longer than was said.
     """
     server = serve(dict.fromkeys([*pages(), "/tcpstore"], hold))
     start = time.monotonic()
 
-    files, missing = keep_debug_server(
-        address(server), tmp_path / "n1", soon(1.0)
-    )
+    files, missing = keep(server, 0.5)
 
     assert time.monotonic() - start < 3
     assert not files
@@ -790,59 +759,36 @@ def test_the_time_holds_against_everybody(hold, serve, tmp_path):
     assert all("no answer in time" in m.reason for m in missing)
 
 
-def test_names_that_are_looked_up_for_ever(monkeypatch, tmp_path):
-    """
-    The time also holds if the resolver hangs.
-    """
-    hang = threading.Event()
-    monkeypatch.setattr(
-        fetch_module.socket, "getaddrinfo", lambda *_, **__: hang.wait(30)
-    )
-    start = time.monotonic()
-
-    files, missing = keep_debug_server(
-        "node7:25999", tmp_path / "n1", soon(1.0)
-    )
-    hang.set()
-
-    assert time.monotonic() - start < 3
-    assert not files
-    assert missing
-
-
 @pytest.mark.parametrize(
-    ("module", "name"),
-    [(asking_module, "read_page"), (files_module, "process_in")],
+    ("module", "name"), [(socket, "getaddrinfo"), (html, "unescape")]
 )
-def test_pages_that_take_for_ever_to_read(
-    module, name, monkeypatch, serve, tmp_path
+def test_the_time_holds_against_ourselves(
+    monkeypatch, serve, keep, module, name
 ):
     """
-    The time also holds if a page keeps us busy.
+    The time also holds if the resolver hangs, or if a page keeps us busy.
     """
     hang = threading.Event()
-    monkeypatch.setattr(module, name, lambda _: hang.wait(30))
+    monkeypatch.setattr(module, name, lambda *_, **__: hang.wait(30))
     start = time.monotonic()
 
-    files, missing = keep_debug_server(
-        address(serve(pages())), tmp_path / "n1", soon(1.0)
-    )
+    files, missing = keep(serve(pages()), 0.5)
     hang.set()
 
     assert time.monotonic() - start < 3
     assert not files
     assert {"debug server"} == {m.what for m in missing}
-    assert all(m.reason.endswith(": no answer in time") for m in missing)
+    assert all(m.reason.endswith("no answer in time") for m in missing)
 
 
-def test_stacks_too_long_to_read_are_none(job, tmp_path):
+def test_stacks_too_long_to_read_are_none(job, tmp_path, keep):
     """
     They are read by ourselves, so that there is a limit.
     """
     long = pyspy(0) + "x" * (1 << 20)
     server, _ = job(worker(0, pyspy_dump=long))
 
-    keep_debug_server(address(server), tmp_path / "n1", soon())
+    keep(server)
 
     assert "stacks-rank0.txt" in names(tmp_path / "n1")
 
@@ -858,29 +804,38 @@ def endless(handler):
             handler.wfile.write(b"x" * (1 << 16))
 
 
-def test_an_endless_answer_costs_only_itself(monkeypatch, job, tmp_path):
+def leave_space(monkeypatch, size):
+    """
+    Have the disk leave so many bytes to a debug server.
+    """
+    disk = SimpleNamespace(f_bavail=2 * size, f_frsize=1)
+    monkeypatch.setattr(os, "statvfs", lambda _: disk)
+
+
+def test_an_endless_answer_costs_only_itself(monkeypatch, job, tmp_path, keep):
     """
     One that never ends is cut off, and what it took is there for others.
     """
-    monkeypatch.setattr(asking_module, "_MOST_OF_RANK", 1 << 20)
-    monkeypatch.setattr(server_module, "_MOST_BYTES", 3 << 20)
+    # As it is, it would be 64 MiB for each question.
+    monkeypatch.setattr(asking, "_MOST_OF_RANK", 1 << 20)
+    leave_space(monkeypatch, 3 << 20)
     server, _ = job(worker(0), dict.fromkeys(worker(1), endless))
 
-    _, missing = keep_debug_server(address(server), tmp_path / "n1", soon())
+    _, missing = keep(server)
 
     assert {("stack", 1), ("dump", 1)} == reasons(missing).keys()
     assert "an answer of more than 1,048,576 bytes" == missing[0].reason
     assert [0] == list(read_dumps(tmp_path).ranks)
 
 
-def test_a_full_allowance_is_told(monkeypatch, job, tmp_path):
+def test_a_full_allowance_is_told(monkeypatch, job, keep):
     """
     There is a limit for all together.
     """
-    monkeypatch.setattr(server_module, "_MOST_BYTES", 1000)
+    leave_space(monkeypatch, 1000)
     server, _ = job(worker(0))
 
-    _, missing = keep_debug_server(address(server), tmp_path / "n1", soon())
+    _, missing = keep(server)
 
     assert "more bytes than there is space for" == missing[0].reason
 
@@ -890,19 +845,20 @@ def test_a_full_allowance_is_told(monkeypatch, job, tmp_path):
     [
         "<html>hello</html>",
         "{}",
+        "[1]",
         "[" * 100_000,
         '{"entries": [',
         "\x1b]0;title\x07\x00",
         "",
     ],
 )
-def test_nonsense_costs_only_itself(answer, job, tmp_path):
+def test_nonsense_costs_only_itself(answer, job, tmp_path, keep):
     """
     What is neither a stack nor a dump is not kept, and is shown harmless.
     """
     server, _ = job(worker(0), dict.fromkeys(worker(1), answer), worker(2))
 
-    _, missing = keep_debug_server(address(server), tmp_path / "n1", soon())
+    _, missing = keep(server)
 
     assert {("stack", 1), ("dump", 1)} == reasons(missing).keys()
     assert all(m.reason.isprintable() for m in missing)
@@ -913,13 +869,13 @@ def test_nonsense_costs_only_itself(answer, job, tmp_path):
 @pytest.mark.parametrize(
     "wrong", ['{"entries": [{"x": }]}', '{"a": {"entries": 1}']
 )
-def test_wrong_json_costs_only_itself(wrong, job, tmp_path):
+def test_wrong_json_costs_only_itself(wrong, job, tmp_path, keep):
     """
-    What only looks like a dump is told by the readers.
+    What only looks like a dump is reported by the readers.
     """
     server, _ = job(worker(0), worker(1, fr_trace_json=wrong), worker(2))
 
-    _, missing = keep_debug_server(address(server), tmp_path / "n1", soon())
+    _, missing = keep(server)
 
     assert not missing
     dumps = read_dumps(tmp_path)
@@ -927,34 +883,34 @@ def test_wrong_json_costs_only_itself(wrong, job, tmp_path):
     assert [1] == [problem.rank for problem in dumps.problems]
 
 
-def test_huge_numbers_of_ranks_are_not_believed(job, tmp_path):
+def test_huge_numbers_of_ranks_are_not_believed(job, tmp_path, keep):
     """
-    A dump that tells of a billion ranks is one of a small job all the same.
+    A dump that claims a billion ranks is one of a small job all the same.
     """
     wrong = recorded(4).replace("[0, 1, 2, 3]", "[0, 1, 99999999999, 2000000]")
     server, _ = job(worker(0, fr_trace_json=wrong))
 
-    keep_debug_server(address(server), tmp_path / "n1", soon())
+    keep(server)
 
     assert 1 == read_dumps(tmp_path).sidecars[0].world_size
 
 
-def test_control_codes_do_not_come_through(job, tmp_path):
+def test_control_codes_do_not_come_through(job, tmp_path, keep):
     """
     What only a terminal understands is not in the files of stacks.
     """
     red = traceback(0).replace("train.py", "\x1b[31mtrain.py\x00")
     server, _ = job(worker(0, pyspy_dump=NO_PYSPY, dump_traceback=red))
 
-    keep_debug_server(address(server), tmp_path / "n1", soon())
+    keep(server)
 
     text = (tmp_path / "n1" / "stacks-rank0.txt").read_text()
     assert 'File "/job/train.py", line 40' in text
 
 
-def test_a_rank_that_dies_in_between(job, tmp_path):
+def test_a_rank_that_dies_in_between(job, tmp_path, keep):
     """
-    What it told before is kept.
+    What a rank answered before it died is kept.
     """
 
     def last(handler):
@@ -968,23 +924,17 @@ def test_a_rank_that_dies_in_between(job, tmp_path):
 
     server, _ = job(worker(0, pyspy_dump=last))
 
-    _, missing = keep_debug_server(address(server), tmp_path / "n1", soon(5))
+    _, missing = keep(server, 5)
 
     assert {("dump", 0)} == reasons(missing).keys()
     assert ["pyspy_node7_25534.json"] == names(tmp_path / "n1")
 
 
-def ask(server, target="/", **limits):
+def raw(data):
     """
-    Ask a server for one thing.
+    Sends bytes as they are.
     """
-    return fetch(
-        Place("127.0.0.1", server.server_port),
-        target,
-        deadline=limits.get("deadline", soon()),
-        allowance=limits.get("allowance", Allowance(1 << 20)),
-        most=limits.get("most", 1 << 20),
-    )
+    return lambda handler: handler.wfile.write(data)
 
 
 @pytest.mark.parametrize(
@@ -997,112 +947,209 @@ def ask(server, target="/", **limits):
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nabc",
     ],
 )
-def test_what_is_no_whole_http_is_no_answer(data, serve):
+def test_what_is_no_whole_http_is_no_answer(data, job, keep):
     """
     Other protocols, and answers that were cut off, raise no other error.
     """
-    server = serve({"/": lambda handler: handler.wfile.write(data)})
+    server, _ = job(worker(0), dict.fromkeys(worker(1), raw(data)))
 
-    with pytest.raises(NoAnswerError) as caught:
-        ask(server)
+    _, missing = keep(server)
 
-    assert "bad" == caught.value.kind
+    told = reasons(missing)
+    assert {("stack", 1), ("dump", 1)} == told.keys()
+    assert all(x.startswith("no answer in HTTP") for x in told.values())
 
 
-def test_chunks_are_put_together(serve):
+@pytest.mark.parametrize("head", [b"Content-Type: text/html\r\n", b""])
+def test_errors_as_pages_are_not_quoted(head, job, keep):
+    """
+    Of an error page only the status is reported.
+    """
+    page = raw(b"HTTP/1.0 500 Oh\r\n" + head + b"\r\n<p>Oh</p>")
+    server, _ = job(worker(0), dict.fromkeys(worker(1), page))
+
+    _, missing = keep(server)
+
+    assert {
+        ("stack", 1): "status 500",
+        ("dump", 1): "status 500",
+    } == reasons(missing)
+
+
+def test_chunks_are_put_together(job, tmp_path, keep):
     """
     A server may send its answer in chunks.
     """
-    data = (
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-        b"2\r\nab\r\n1\r\nc\r\n0\r\n\r\n"
+    text = pyspy(0).encode()
+    chunks = b"".join(
+        b"%x\r\n%s\r\n" % (len(part), part)
+        for part in (text[:100], text[100:])
     )
-    server = serve({"/": lambda handler: handler.wfile.write(data)})
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    server, _ = job(worker(0, pyspy_dump=raw(head + chunks + b"0\r\n\r\n")))
 
-    assert "abc" == ask(server)
+    keep(server)
+
+    (process,) = read_stacks(tmp_path)
+    assert ("node7", 25534) == (process.host, process.pid)
 
 
-def test_errors_as_pages_are_not_quoted(serve):
+def test_a_time_that_is_over(serve, keep):
     """
-    Of an error only its number is told if it comes as a page.
+    After the deadline no server is asked.
     """
-    server = serve({"/": lambda handler: handler.send_error(500, "Oh")})
+    server = serve(pages())
 
-    with pytest.raises(NoAnswerError) as caught:
-        ask(server)
+    files, missing = keep(server, -1)
 
-    assert "status 500" == caught.value.reason
-
-
-def test_a_time_that_is_over(serve):
-    """
-    Nobody is asked any more.
-    """
-    server = serve({"/": "yes"})
-
-    with pytest.raises(NoAnswerError) as caught:
-        ask(server, deadline=soon(-1))
-
-    assert ("no answer in time", "unseen") == (
-        caught.value.reason,
-        caught.value.kind,
-    )
+    assert not files
+    assert all("no answer in time" in m.reason for m in missing)
     assert not server.asked
 
 
-def test_the_next_address_of_a_host_is_tried(monkeypatch, serve):
+@pytest.mark.parametrize(
+    ("hosts", "reason"),
+    [
+        (["127.0.0.2", "127.0.0.1"], None),
+        ([], "no connection: the host has no address"),
+    ],
+)
+def test_the_addresses_of_a_host_are_tried(
+    monkeypatch, serve, keep, *, hosts, reason
+):
     """
-    A host may have an address at which nobody listens.
+    All addresses of a host are tried; a host may have none.
     """
-    server = serve({"/": "yes"})
-    port = server.server_port
+    server = serve(pages())
     rows = [
-        (family, socket.SOCK_STREAM, 6, "", (ip, port))
-        for family, ip in [
-            (socket.AF_INET, "127.0.0.2"),
-            (socket.AF_INET, "127.0.0.1"),
-        ]
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", (ip, server.server_port))
+        for ip in hosts
     ]
-    monkeypatch.setattr(
-        fetch_module.socket, "getaddrinfo", lambda *_, **__: rows
-    )
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: rows)
 
-    assert "yes" == ask(server)
+    files, missing = keep("node7:1")
 
-
-def test_a_host_without_address(monkeypatch, serve):
-    """
-    A name may lead nowhere.
-    """
-    server = serve({})
-    monkeypatch.setattr(
-        fetch_module.socket, "getaddrinfo", lambda *_, **__: []
-    )
-
-    with pytest.raises(NoAnswerError, match="the host has no address"):
-        ask(server)
+    assert (reason is None) == bool(files)
+    assert [reason] * (reason is not None) == [m.reason for m in missing]
 
 
 @pytest.mark.parametrize(
     ("text", "place", "shown"),
     [
-        ("n1:25999", Place("n1", 25999), "n1:25999"),
-        ("http://n1.x:1/", Place("n1.x", 1), "n1.x:1"),
-        ("[::1]:25999", Place("::1", 25999), "[::1]:25999"),
-        ("[fe80::1%eth0]:9", Place("fe80::1%eth0", 9), "[fe80::1%eth0]:9"),
+        ("n1:25999", ("n1", 25999), "n1:25999"),
+        ("http://n1.x:1/", ("n1.x", 1), "n1.x:1"),
+        ("[::1]:25999", ("::1", 25999), "[::1]:25999"),
+        ("[fe80::1%eth0]:9", ("fe80::1%eth0", 9), "[fe80::1%eth0]:9"),
     ],
 )
-def test_places(text, place, shown):
+def test_places(monkeypatch, keep, *, text, place, shown):
     """
     Places are read, and shown as they are written.
     """
-    assert place == parse_place(text)
-    assert shown == str(parse_place(text))
+    asked = []
+    monkeypatch.setattr(
+        socket, "getaddrinfo", lambda *args, **_: asked.append(args) or []
+    )
+
+    _, (lost,) = keep(text)
+
+    assert {place} == set(asked)
+    assert f"http://{shown}" == lost.source
+
+
+def test_long_values_of_the_store_are_left_out(serve, tmp_path, keep):
+    """
+    An address that was cut off leads nowhere.
+    """
+    first, last = (serve(worker(rank)).server_port for rank in (0, 2))
+    text = (
+        f"  debug_server/rank0: b'http://node7:{first}'\n"
+        "  debug_server/rank1: b'http://a-very-long-na...\n"
+        f"  debug_server/rank2: b&#39;http://node8:{last}&#39;\n"
+        "  debug_server/rank3: b'http://node:port'\n"
+        "  debug_server/rank9999999: b'http://node:3'\n"
+    )
+    server = serve({"/tcpstore": text})
+
+    _, missing = keep(server)
+
+    assert {("debug server", None): "it has no address of rank 1"} == (
+        reasons(missing)
+    )
+    assert [(0, "node7"), (2, "node8")] == [
+        (p.rank, p.host) for p in read_stacks(tmp_path)
+    ]
+
+
+def test_a_page_that_was_cut_off(serve, tmp_path, keep):
+    """
+    A rank whose answer is not whole has none.
+    """
+    text = page([pyspy(0), pyspy(1)])
+    server = serve(pages(pyspy_dump=text[: text.rindex("</pre>")], stacks=""))
+
+    _, missing = keep(server)
+
+    assert ["pyspy_node7_25534.json"] == [
+        name for name in names(tmp_path / "n1") if "pyspy" in name
+    ]
+    assert "the page ends before its answer" == reasons(missing)["stack", 1]
+
+
+def test_a_page_without_addresses(serve, tmp_path, keep):
+    """
+    Without an address, nothing is said about the host; no job has millions of
+    ranks.
+    """
+    text = (
+        f"<h3>Rank 5: somewhere</h3><pre>{pyspy(5)}</pre>"
+        f"<h3>Rank 2000000: x</h3><pre>{pyspy(6)}</pre>"
+    )
+    server = serve({"/pyspy_dump": text})
+
+    keep(server)
+
+    assert [(5, None)] == [(p.rank, p.host) for p in read_stacks(tmp_path)]
+
+
+@pytest.mark.parametrize(
+    ("answers", "reason"),
+    [
+        ([NO_NCCL, (500, "gone")], "status 500: gone"),
+        ([(500, "late"), (500, "late")], "status 500: late"),
+        ([(500, "late"), (500, "gone")], "status 500: late; status 500: gone"),
+    ],
+)
+def test_reasons_are_put_together(answers, reason, job, keep):
+    """
+    Each reason is reported once, unless it is about the question and not the
+    rank.
+    """
+    nccl, other = answers
+    server, _ = job(worker(0, dump_nccl_trace_json=nccl, fr_trace_json=other))
+
+    _, missing = keep(server)
+
+    assert {("dump", 0): reason} == reasons(missing)
+
+
+@pytest.mark.parametrize("dump", [recorded(0), '{"pg_config": {}}'])
+def test_dumps_without_any_call_count_too(dump, job, tmp_path, keep):
+    """
+    That a rank has not called anything is worth to be known.
+    """
+    server, _ = job(worker(0, fr_trace_json=dump))
+
+    _, missing = keep(server)
+
+    assert not missing
+    (kept,) = (tmp_path / "n1" / "flight_recorder").glob("rank_0.json")
+    assert dump == kept.read_text()
 
 
 def test_answers_come_in_time():
     """
-    Who is late or fails is left out; all others are there.
+    Late and failed answers are left out; all others are there.
     """
     hang = threading.Event()
 
@@ -1111,93 +1158,7 @@ def test_answers_come_in_time():
             hang.wait(30)
         return 6 // number
 
-    answers = dict(answers_in_time(ask_one, range(5), soon(1), threads=2))
+    answers = dict(answers_in_time(ask_one, range(5), soon(0.4), threads=2))
     hang.set()
 
     assert {1: 6, 2: 3, 4: 1} == answers
-
-
-def test_nobody_is_asked_after_the_end():
-    """
-    If the time is over at the beginning, there are no answers.
-    """
-    assert not list(answers_in_time(abs, [1, 2], soon(-1)))
-
-
-def test_long_values_of_the_store_are_left_out():
-    """
-    An address that was cut off leads nowhere.
-    """
-    text = (
-        "  debug_server/rank0: b'http://node:1'\n"
-        "  debug_server/rank1: b'http://a-very-long-na...\n"
-        "  debug_server/rank2: b&#39;http://node:2&#39;\n"
-        "  debug_server/rank3: b'http://node:port'\n"
-        "  debug_server/rank9999999: b'http://node:3'\n"
-    )
-
-    assert {0: Place("node", 1), 2: Place("node", 2)} == read_addresses(text)
-
-
-def test_a_page_that_was_cut_off():
-    """
-    A rank whose answer is not whole has none.
-    """
-    text = page([pyspy(0), pyspy(1)])
-
-    sections = read_page(text[: text.rindex("</pre>")])
-
-    assert pyspy(0) == sections[0].text
-    assert "the page ends before its answer" == sections[1].reason
-
-
-def test_a_page_without_addresses():
-    """
-    Without an address, nothing is said about the host.
-    """
-    text = "<h3>Rank 5: somewhere</h3><pre>x</pre><h3>Rank 2000000: x</h3>"
-
-    (section,) = read_page(text).values()
-
-    assert section.place is None
-    assert "x" == section.text
-
-
-def test_what_a_rank_told_first_counts():
-    """
-    Later answers do not replace an earlier one, and need no excuse.
-    """
-    told = Told(place=None)
-
-    told.hear("stack", pyspy(0))
-    told.hear("stack", pyspy(1))
-    told.hear("dump", recorded(4))
-    told.hear("dump", recorded(0))
-    told.miss("stack", "late")
-
-    assert pyspy(0) == told.stacks
-    assert recorded(4) == told.dump
-    assert not told.missing
-
-
-def test_reasons_are_put_together():
-    """
-    Each is told once, and none that says nothing of the rank.
-    """
-    told = Told(place=None)
-
-    for reason in ("status 404: not found", "late", "late", "gone"):
-        told.miss("dump", reason)
-
-    assert {"dump": "late; gone"} == told.missing
-
-
-def test_what_looks_like_a_dump():
-    """
-    Dumps without any call count, too; lists and pages do not.
-    """
-    assert is_dump(recorded(0))
-    assert is_dump('{"pg_config": {}}')
-    assert not is_dump("[1]")
-    assert not is_dump("{}")
-    assert process_in("") is None

@@ -4,17 +4,20 @@ Which dumps are asked for and kept, and where are they?
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import socket
+import threading
 import time
+
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from distdebug.bundle import ask_ranks, find_dump_dirs, keep_dumps
-from distdebug.bundle import dump_dirs as dump_dirs_module
-from distdebug.bundle import dumps as dumps_module
-from distdebug.flight_recorder import DumpRequest
 from distdebug.testing import SimulatedJob, make_dumps
 
 
@@ -124,79 +127,134 @@ class TestDumps:
             f.name for f in files
         ]
 
-    def test_bounds(self, tmp_path, monkeypatch):
+    def keep(self, folder, ends=None, **options):
         """
-        What is too large, or comes too late, is told and not kept.
+        Keep the dumps of a small job, and return the files, and the reasons
+        for those that are not kept.
         """
-        self.job(tmp_path / "dumps")
-        late = tmp_path / "late"
+        self.job(folder / "dumps")
+        files, missing = keep_dumps(
+            folder / "dumps", folder / "kept", ends or soon(), **options
+        )
+        return files, [m.reason for m in missing]
 
-        files, missing = keep_dumps(tmp_path / "dumps", late, 0.0)
+    def test_late(self, tmp_path):
+        """
+        What comes too late is reported and not kept.
+        """
+        files, reasons = self.keep(tmp_path, ends=0.1)
 
         assert [] == files
-        assert {"the time was over"} == {m.reason for m in missing}
-        monkeypatch.setattr(dumps_module, "_ONE_MOST_BYTES", 1)
-        files, missing = keep_dumps(tmp_path / "dumps", late, soon())
-        assert [] == files
-        assert {"it is too large for the space that is left"} == {
-            m.reason for m in missing
-        }
+        assert {"the time was over"} == set(reasons)
 
-    def test_little_space(self, tmp_path, monkeypatch):
+    @pytest.mark.parametrize("limit", ["one", "all", "disk"])
+    def test_too_large(self, tmp_path, monkeypatch, limit):
         """
-        What the disk has left is not used up.
+        What is too large for a dump, for the room of all dumps, or for half of
+        the free space of the disk, is reported and not kept.
         """
         self.job(tmp_path / "dumps")
-        monkeypatch.setattr(dumps_module, "_free_bytes", lambda _: 100)
+        for path in (tmp_path / "dumps").iterdir():
+            if limit == "one":
+                os.truncate(path, (1 << 28) + 1)
+        if limit == "disk":
+            disk = SimpleNamespace(f_bavail=100, f_frsize=1)
+            monkeypatch.setattr(os, "statvfs", lambda _: disk)
+        options = {"most_bytes": 1} if limit == "all" else {}
 
         files, missing = keep_dumps(
-            tmp_path / "dumps", tmp_path / "kept", soon()
+            tmp_path / "dumps", tmp_path / "kept", soon(), **options
         )
 
         assert [] == files
-        assert 2 == len(missing)
+        assert ["it is too large for the space that is left"] * 2 == [
+            m.reason for m in missing
+        ]
 
     def test_full_disk(self, tmp_path, monkeypatch):
         """
         What could not be written leaves nothing behind.
         """
-        self.job(tmp_path / "dumps")
 
-        def fail(*_):
+        def fail(*_, **__):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(dumps_module, "_copy_blocks", fail)
+        monkeypatch.setattr(os, "utime", fail)
 
-        files, missing = keep_dumps(
-            tmp_path / "dumps", tmp_path / "kept", soon()
-        )
+        got = self.keep(tmp_path)
 
-        assert [] == files
-        assert {"No space left on device"} == {m.reason for m in missing}
+        assert ([], ["No space left on device"] * 2) == got
         assert [] == names(tmp_path / "kept")
 
-    def test_growing(self, tmp_path, monkeypatch):
+    @pytest.fixture(name="when_opened")
+    def _when_opened(self, monkeypatch):
+        """
+        Does something once a file was opened and looked at.
+        """
+
+        def arrange(do):
+            real = os.fstat
+
+            def fstat(fd):
+                status = real(fd)
+                path = Path(f"/proc/self/fd/{fd}").readlink()
+                if path.parent.name == "dumps":
+                    do(path)
+                return status
+
+            monkeypatch.setattr(os, "fstat", fstat)
+
+        return arrange
+
+    def test_growing(self, tmp_path, when_opened):
         """
         What is written meanwhile is not copied without end.
         """
-        (tmp_path / "rank_0").write_bytes(b"a" * 8)
-        monkeypatch.setattr(dumps_module, "_BLOCK", 3)
-        with (tmp_path / "rank_0").open("rb") as file:
-            with (tmp_path / "copy").open("wb") as copy:
-                dumps_module._copy_blocks(file, copy, 5, soon())
+        sizes = []
 
-        assert 5 == (tmp_path / "copy").stat().st_size
+        def grow(path):
+            with path.open("ab") as file:
+                sizes.append(file.tell())
+                file.write(b"more")
 
-    def test_slow_disk(self, tmp_path):
+        when_opened(grow)
+
+        files, missing = self.keep(tmp_path)
+
+        assert [] == missing
+        assert sizes == [file.stat().st_size for file in files]
+
+    def test_slow_disk(self, tmp_path, when_opened, monkeypatch):
         """
         A copy that takes too long is given up, and not left behind.
         """
-        (tmp_path / "rank_0").write_bytes(b"a" * 8)
+        real, late = time.monotonic, []
+        monkeypatch.setattr(
+            time, "monotonic", lambda: real() + 100 * len(late)
+        )
+        when_opened(late.append)
 
-        with pytest.raises(OSError, match="the time was over"):
-            dumps_module._copy(tmp_path / "rank_0", tmp_path / "copy", 10, 0.0)
+        got = self.keep(tmp_path)
 
-        assert ["rank_0"] == names(tmp_path)
+        assert ([], ["the time was over"] * 2) == got
+        assert 1 == len(late)
+        assert [] == names(tmp_path / "kept")
+
+    def test_became_a_pipe(self, tmp_path, monkeypatch):
+        """
+        A pipe where a dump was found is not waited at.
+        """
+        real = os.open
+
+        def open_file(path, *args, **options):
+            if Path(path).parent == tmp_path / "dumps":
+                Path(path).unlink()
+                os.mkfifo(path)
+            return real(path, *args, **options)
+
+        monkeypatch.setattr(os, "open", open_file)
+
+        assert ([], ["it is not a file"] * 2) == self.keep(tmp_path)
 
     def test_other_files(self, tmp_path):
         """
@@ -230,85 +288,104 @@ class TestDumps:
         assert [dump.name, "nccl_trace_rank_1"] == [f.name for f in files]
         assert dump.read_bytes() == files[0].read_bytes()
 
-    def test_room(self, tmp_path):
-        """
-        Who has little room for all dumps says so.
-        """
-        self.job(tmp_path / "dumps")
 
-        files, missing = keep_dumps(
-            tmp_path / "dumps", tmp_path / "kept", soon(), most_bytes=1
+class TestAsk:
+    @pytest.fixture(name="listen")
+    def _listen(self, tmp_path):
+        """
+        Opens a pipe for reading, and does something when a request comes.
+        """
+        with contextlib.ExitStack() as stack:
+
+            def listen(name, do=None):
+                os.mkfifo(tmp_path / name)
+                pipe = os.open(tmp_path / name, os.O_RDWR)
+                stack.callback(os.close, pipe)
+                if do is not None:
+                    thread = threading.Thread(
+                        target=lambda: (os.read(pipe, 1), do())
+                    )
+                    thread.start()
+                    stack.callback(thread.join)
+                return pipe
+
+            yield listen
+
+    @staticmethod
+    def wrote(path):
+        """
+        A dump that is of now, whatever the clock of the disk.
+        """
+        path.write_bytes(b"new")
+        os.utime(path, (time.time() + 5,) * 2)
+
+    def test_ours(self, tmp_path, listen):
+        """
+        A rank that listens and gives no answer is reported.
+        """
+        data = {
+            "kind": "distdebug-sidecar",
+            "rank": 0,
+            "world_size": 4,
+            "dump": "1-5-1_rank_0",
+        }
+        path = tmp_path / "1-5-1_rank_0.sidecar.json"
+        listen("1-5_request_0.pipe", lambda: path.write_text(json.dumps(data)))
+        listen("1-6_request_1.pipe")
+
+        (lost,) = ask_ranks(tmp_path, 2.0)
+
+        assert (1, "no answer in time") == (lost.rank, lost.reason)
+
+    def test_torch(self, tmp_path, listen):
+        """
+        Torch gives no answer; its ranks are known by their files.
+        """
+        listen("nccl_trace_rank_2.pipe")
+        listen("nccl_trace_rank_3.pipe")
+        self.wrote(tmp_path / "nccl_trace_rank_2")
+
+        (lost,) = ask_ranks(tmp_path, 0.5)
+
+        assert (3, "torch was asked for it, and wrote none") == (
+            lost.rank,
+            lost.reason,
         )
 
-        assert ([], 2) == (files, len(missing))
-
-    def test_became_a_pipe(self, tmp_path):
+    def test_torch_wrote(self, tmp_path, listen):
         """
-        A pipe where a dump was found is not waited at.
+        When all files are there, the wait is over.
         """
-        os.mkfifo(tmp_path / "pipe")
+        path = tmp_path / "nccl_trace_rank_2"
+        listen(f"{path.name}.pipe", lambda: self.wrote(path))
 
-        with pytest.raises(OSError, match="not a file"):
-            dumps_module._copy(tmp_path / "pipe", tmp_path / "x", 10, soon())
-
-    def test_ask(self, tmp_path, monkeypatch):
-        """
-        Who gave no new dump is told; torch's ranks are known by their files.
-        """
-        (tmp_path / "nccl_trace_rank_2").write_bytes(b"new")
-        rows = (
-            DumpRequest(0, "dumped", tmp_path),
-            DumpRequest(1, "silent", tmp_path, "no answer in time"),
-            DumpRequest(2, "asked", tmp_path),
-            DumpRequest(3, "asked", tmp_path),
-        )
-        monkeypatch.setattr(
-            dumps_module, "request_dumps", lambda _, **__: rows
-        )
-
-        missing = ask_ranks(tmp_path, 0.05)
-
-        assert [
-            (1, "no answer in time"),
-            (3, "torch was asked for it, and wrote none"),
-        ] == [(m.rank, m.reason) for m in missing]
-
-    def test_torch_wrote(self, tmp_path, monkeypatch):
-        """
-        When all files are there, nobody waits longer.
-        """
-        (tmp_path / "nccl_trace_rank_2").write_bytes(b"new")
-        rows = (DumpRequest(2, "asked", tmp_path),)
-        monkeypatch.setattr(
-            dumps_module, "request_dumps", lambda _, **__: rows
-        )
-
-        missing = ask_ranks(tmp_path, 600)
-
-        assert [] == missing
+        assert [] == ask_ranks(tmp_path, 600)
 
     def test_nobody(self, tmp_path):
         """
-        Without any pipe there is nobody to ask.
+        Without any pipe there is no rank to ask.
         """
         (missing,) = ask_ranks(tmp_path, 0.1)
 
         assert "no pipes" in missing.reason
 
-    def test_some(self, tmp_path, monkeypatch):
+    def test_some(self, tmp_path, listen):
         """
-        Only those are asked who are meant.
+        Only the given ranks are asked.
         """
-        asked = []
+        asked, other = (
+            listen(f"nccl_trace_rank_{rank}.pipe") for rank in (2, 3)
+        )
+        self.wrote(tmp_path / "nccl_trace_rank_2")
 
-        def request(folder, **options):
-            asked.append((folder, options["ranks"]))
-            return (DumpRequest(2, "dumped", tmp_path),)
+        missing = ask_ranks(tmp_path, 600, ranks={2})
 
-        monkeypatch.setattr(dumps_module, "request_dumps", request)
-
-        assert [] == ask_ranks(tmp_path, 1.0, ranks={2})
-        assert [(tmp_path, {2})] == asked
+        assert [] == missing
+        for pipe in (asked, other):
+            os.set_blocking(pipe, False)
+        assert b"1" == os.read(asked, 2)
+        with pytest.raises(BlockingIOError):
+            os.read(other, 1)
 
 
 class TestOwn:
@@ -354,21 +431,9 @@ class TestOwn:
         } == {f.name for f in files}
 
 
+@pytest.mark.process
 class TestFind:
-    @pytest.fixture(name="environs")
-    def _environs(self, monkeypatch):
-        """
-        The environment of each process.
-        """
-        environs = {}
-        monkeypatch.setattr(
-            dump_dirs_module,
-            "read_environ",
-            lambda pid: (environs.get(pid, {}), "memory"),
-        )
-        return environs
-
-    def test_named(self, environs, tmp_path):
+    def test_named(self, process, tmp_path):
         """
         A folder that ranks name, and in which they wrote, is found once.
         """
@@ -376,66 +441,74 @@ class TestFind:
             (tmp_path / name).mkdir()
         (tmp_path / "a" / "dump_0").write_bytes(b"")
         (tmp_path / "b" / "pipe_7.pipe").write_bytes(b"")
-        environs[1] = {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/a/dump_"}
-        environs[2] = {
-            "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": f"{tmp_path}/a/dump_",
-            "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{tmp_path}/b/pipe_",
-        }
+        ranks = [
+            process({"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/a/dump_"}),
+            process(
+                {
+                    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": f"{tmp_path}/a/dump_",
+                    "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{tmp_path}/b/pipe_",
+                }
+            ),
+        ]
 
-        found = find_dump_dirs([1, 2, 3])
+        found = find_dump_dirs([*ranks, 1 << 22])
 
-        assert [tmp_path / "a", tmp_path / "b"] == sorted(found)
+        assert {
+            tmp_path / "a": ("dump_",),
+            tmp_path / "b": ("pipe_",),
+        } == found
 
-    def test_sidecar(self, environs, tmp_path):
+    @pytest.mark.parametrize("name", ["d/other_", "d/"])
+    def test_sidecar(self, process, tmp_path, name):
         """
-        A folder with side-cars is one of ours, whatever the dumps' names.
+        A folder with side-cars is used, whatever the names of dumps; a prefix
+        that is a folder means that one, and not the one above.
         """
         leave_sidecar(tmp_path / "d", 0, "n1")
-        environs[1] = {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/d/other_"}
+        rank = process({"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/{name}"})
 
-        assert [tmp_path / "d"] == list(find_dump_dirs([1]))
+        assert [tmp_path / "d"] == list(find_dump_dirs([rank]))
 
-    @pytest.mark.parametrize("prefix", ["d/dump_", "", "dump_"])
-    def test_relative(self, environs, tmp_path, monkeypatch, prefix):
+    @pytest.mark.parametrize(
+        "prefix",
+        ["d/dump_", "", "dump_", "{0}/other_", "{0}/no/dump_", "{0}/e/"],
+    )
+    def test_no_folder(self, process, tmp_path, monkeypatch, prefix):
         """
-        Where a rank is when it writes, nobody knows.
+        A relative prefix is not used, because the rank's working folder is
+        unknown; nor is a folder without files of ranks.
         """
         monkeypatch.chdir(tmp_path)
         (tmp_path / "dump_0").write_bytes(b"")
-        environs[1] = {"TORCH_FR_DUMP_TEMP_FILE": prefix}
-
-        assert [] == list(find_dump_dirs([1]))
-
-    def test_somebody_elses(self, environs, tmp_path):
-        """
-        A folder in which no rank wrote is none of our business.
-        """
-        (tmp_path / "data.bin").write_bytes(b"")
-        environs[1] = {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/dump_"}
-        environs[2] = {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/no/dump_"}
-        environs[3] = {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/\0/dump_"}
-
-        assert [] == list(find_dump_dirs([1, 2, 3]))
-
-    def test_folder_as_prefix(self, environs, tmp_path):
-        """
-        Who names a folder means that one, and not the one above.
-        """
-        leave_sidecar(tmp_path / "d", 0, "n1")
         (tmp_path / "e").mkdir()
-        environs[1] = {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/d/"}
-        environs[2] = {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/e/"}
+        rank = process({"TORCH_FR_DUMP_TEMP_FILE": prefix.format(tmp_path)})
 
-        assert [tmp_path / "d"] == list(find_dump_dirs([1, 2]))
+        assert {} == find_dump_dirs([rank])
 
-    def test_bounds(self, environs, tmp_path, monkeypatch):
+    def test_many_ranks(self, process, tmp_path):
         """
-        Neither all ranks of a large node are asked, nor all files read.
+        Not all ranks of a large node are asked.
         """
-        monkeypatch.setattr(dump_dirs_module, "_MOST_RANKS", 1)
         (tmp_path / "dump_0").write_bytes(b"")
-        environs[2] = {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/dump_"}
+        rank = process({"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/dump_"})
 
-        assert [] == list(find_dump_dirs([1, 2]))
-        monkeypatch.setattr(dump_dirs_module, "_MOST_ENTRIES", 0)
-        assert [] == list(find_dump_dirs([2]))
+        asked = [
+            find_dump_dirs([*[1 << 22] * others, rank])
+            for others in (255, 256)
+        ]
+
+        assert [1, 0] == [len(found) for found in asked]
+
+    def test_many_files(self, process, tmp_path, monkeypatch):
+        """
+        A folder with files without end is looked at in part.
+        """
+        rank = process({"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/dump_"})
+        count = itertools.count()
+        entries = (SimpleNamespace(name=f"x{number}") for number in count)
+        monkeypatch.setattr(
+            os, "scandir", lambda _: contextlib.nullcontext(entries)
+        )
+
+        assert {} == find_dump_dirs([rank])
+        assert 100_000 <= next(count) <= 100_001

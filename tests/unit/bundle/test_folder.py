@@ -1,11 +1,12 @@
 """
-Who of many that know nothing of each other has which folder?
+Which folder does each of several independent nodes get?
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import socket
 import threading
 import time
 
@@ -21,16 +22,14 @@ from distdebug.bundle import (
     join_bundle,
     new_bundle,
     node_name,
+    read_manifest,
     take_over,
     write_manifest,
 )
-from distdebug.bundle import folder as folder_module
-from distdebug.bundle import mark as mark_module
-from distdebug.bundle.manifest import read_manifest
-from distdebug.bundle.mark import MARK, is_begun_by, run_in_mark, set_mark
 from distdebug.errors import ConfigError
 
 
+MARK = ".unfinished"
 MANIFEST = Manifest(version="1.2.3", created=1.7e9)
 WINDOW_S = 300.0
 
@@ -55,6 +54,15 @@ def join(folder, host, **options):
     Take part with the window of these tests.
     """
     return join_bundle(
+        folder, host, **({"window_s": WINDOW_S, "run": ""} | options)
+    )
+
+
+def taken_by(folder, host, **options):
+    """
+    In which snapshot a node has its part already.
+    """
+    return is_taken(
         folder, host, **({"window_s": WINDOW_S, "run": ""} | options)
     )
 
@@ -111,32 +119,25 @@ class TestNewBundle:
         ]
         assert MANIFEST == read_manifest(first)
 
-    def test_both_at_once(self, tmp_path, monkeypatch):
+    @pytest.mark.parametrize("is_done", [True, False])
+    def test_one_was_faster(self, tmp_path, monkeypatch, is_done):
         """
-        Of two that find a folder empty only one has it.
+        Of two that find a folder empty only one has it, also if the other has
+        finished meanwhile.
         """
-        (tmp_path / MARK).mkdir()
-        (tmp_path / MARK / "another").touch()
-        monkeypatch.setattr(folder_module, "_is_empty", lambda _: True)
+        wanted = tmp_path / "hang"
+        join(wanted, "another")
+        if is_done:
+            write_manifest(wanted, MANIFEST)
+        before = names(wanted)
 
-        folder = new_bundle(tmp_path)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "listdir", lambda _: [])
+            folder = new_bundle(wanted)
 
-        assert f"{tmp_path.name}.2" == folder.name
-
-    def test_one_was_faster(self, tmp_path, monkeypatch):
-        """
-        Whoever began and ended meanwhile keeps the folder.
-        """
-        write_manifest(tmp_path, MANIFEST)
-        monkeypatch.setattr(folder_module, "_is_empty", lambda _: True)
-        monkeypatch.setattr(
-            folder_module.itertools, "count", lambda _: iter([])
-        )
-
-        with pytest.raises(StopIteration):
-            new_bundle(tmp_path)
-
-        assert ["manifest.json"] == names(tmp_path)
+        assert "hang.2" == folder.name
+        assert before == names(wanted)
+        assert is_done == ("manifest.json" in before)
 
     @pytest.mark.parametrize("wanted", ["", "/", "..", "a/..", "x\0y"])
     def test_no_name(self, tmp_path, monkeypatch, wanted):
@@ -178,7 +179,7 @@ class TestNewBundle:
                 raise PermissionError
             return real(folder)
 
-        monkeypatch.setattr(folder_module.os, "listdir", read)
+        monkeypatch.setattr(os, "listdir", read)
 
         assert "hang.2" == new_bundle(closed).name
 
@@ -197,45 +198,51 @@ class TestMark:
         A mark that cannot be written is an error, and leaves nothing.
         """
 
-        def fail(*_):
+        def fail(*_, **__):
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr(mark_module, "_note", fail)
+        monkeypatch.setattr(Path, "touch", fail)
 
         with pytest.raises(OSError, match="No space"):
-            set_mark(tmp_path, "n1", "7")
+            join(tmp_path, "n1", run="7")
 
         assert [] == names(tmp_path)
 
     def test_never_half(self, tmp_path, monkeypatch):
         """
-        Nobody sees a mark that does not tell the run.
+        A mark is never seen without the run that it belongs to.
         """
         seen = []
         real = Path.rename
 
         def rename(self, target):
-            seen.append(run_in_mark(tmp_path))
-            return real(self, target)
+            seen.append((tmp_path / MARK).exists())
+            got = real(self, target)
+            seen.append((tmp_path / MARK / ".run").read_text())
+            return got
 
         monkeypatch.setattr(Path, "rename", rename)
 
-        assert set_mark(tmp_path, "n1", "7")
-        assert not set_mark(tmp_path, "n2", "8")
-        assert ([None, "7"], "7") == (seen, run_in_mark(tmp_path))
+        part = join(tmp_path, "n1", run="7")
+
+        assert part.is_first
+        assert [False, "7"] == seen
 
     def test_take_over(self, tmp_path):
         """
-        Only one finishes what another began, and nobody what is finished.
+        Only one node finishes what another began, and none what is finished.
         """
         bundle = join(tmp_path / "hang", "n1").bundle
 
         results = [take_over(bundle, host) for host in ("n2", "n3", "n2")]
-        is_left = [is_begun_by(bundle, host) for host in ("n1", "n2", "n3")]
+        firsts = [
+            join(tmp_path / "hang", host).is_first
+            for host in ("n1", "n2", "n3")
+        ]
         write_manifest(bundle, MANIFEST)
 
         assert [True, False, False] == results
-        assert [True, True, False] == is_left
+        assert [True, True, False] == firsts
         assert not take_over(bundle, "n4")
 
     def test_heir_was_killed(self, tmp_path):
@@ -278,7 +285,7 @@ class TestName:
         A name leads to no other folder, and never is that of the mark.
         """
         monkeypatch.delenv("SLURMD_NODENAME", raising=False)
-        monkeypatch.setattr(folder_module.socket, "gethostname", lambda: name)
+        monkeypatch.setattr(socket, "gethostname", lambda: name)
 
         assert told == node_name()
 
@@ -353,29 +360,46 @@ class TestJoin:
 
         assert bundle / "n1.2" == part.folder
 
-    def test_later_than_now(self, tmp_path):
+    @pytest.mark.parametrize(
+        ("begun_s", "ended_s", "is_joined"),
+        [
+            # Who comes a little late belongs to those who have ended already.
+            (0, 0, True),
+            # Who ended long ago looked at another hang.
+            (0, WINDOW_S + 60, False),
+            # It counts when it ended, however long before it began.
+            (10 * WINDOW_S, 0, True),
+            # One that was begun and never ended is joined while it is young.
+            (WINDOW_S - 60, None, True),
+            (WINDOW_S + 60, None, False),
+            # A clock that is a little ahead changes nothing; what comes from
+            # the future keeps nobody from a snapshot.
+            (-20, None, True),
+            (0, -86_400, False),
+        ],
+    )
+    def test_age(self, tmp_path, begun_s, ended_s, is_joined):
         """
-        What comes from the future keeps nobody from a snapshot.
+        Only snapshots that are being taken, or were just taken, are joined.
         """
         first = join(tmp_path / "hang", "n1")
         write_manifest(first.folder, MANIFEST)
-        age(write_manifest(first.bundle, MANIFEST), -86_400)
+        age(first.bundle / MARK, begun_s)
+        if ended_s is not None:
+            age(write_manifest(first.bundle, MANIFEST), ended_s)
+        before = names(first.bundle)
 
-        taken = is_taken(tmp_path / "hang", "n1", run="", window_s=WINDOW_S)
-        second = join(tmp_path / "hang", "n1")
+        mine = taken_by(tmp_path / "hang", "n1")
+        second = join(tmp_path / "hang", "n2")
 
-        assert float("inf") == age_s(first.bundle)
-        assert taken is None
-        assert "hang.2" == second.bundle.name
-
-    def test_clock_of_another(self, tmp_path):
-        """
-        A clock that is a little ahead changes nothing.
-        """
-        first = join(tmp_path / "hang", "n1")
-        age(first.bundle / MARK, -20)
-
-        assert first.bundle == join(tmp_path / "hang", "n2").bundle
+        is_done = is_joined and ended_s is not None
+        assert (first.bundle if is_done else None) == mine
+        assert ("hang" if is_joined else "hang.2", not is_joined) == (
+            second.bundle.name,
+            second.is_first,
+        )
+        assert before == [x for x in names(first.bundle) if x != "n2"]
+        assert (ended_s == -86_400) == (age_s(first.bundle) == float("inf"))
 
     @pytest.mark.parametrize("wanted", ["/", ".."])
     def test_no_name(self, wanted):
@@ -387,7 +411,7 @@ class TestJoin:
 
     def test_first(self, tmp_path):
         """
-        Whoever comes first makes all folders, for its owner alone.
+        The first node makes all folders, for its owner alone.
         """
         part = join(tmp_path / "hangs", "n1")
 
@@ -411,17 +435,6 @@ class TestJoin:
             assert [wanted / "n1", wanted / "n2"] == [x.folder for x in parts]
             assert [False, True] == sorted(part.is_first for part in parts)
 
-    def test_one_node(self, tmp_path):
-        """
-        What is done of a node is not taken once more.
-        """
-        first = join(tmp_path / "hang", "n1")
-        write_manifest(first.folder, MANIFEST)
-
-        second = join(tmp_path / "hang", "n1")
-
-        assert (first.bundle, None) == (second.bundle, second.folder)
-
     def test_same_node_at_once(self, tmp_path):
         """
         If two of a node were let in, none writes into the other's folder.
@@ -438,7 +451,7 @@ class TestJoin:
 
     def test_killed_here(self, tmp_path):
         """
-        Who takes over from one of its own node takes its place.
+        A watcher that replaces one of its own node takes its place.
         """
         for host in ("n1", "n2"):
             join(tmp_path / "hang", host)
@@ -448,55 +461,6 @@ class TestJoin:
 
         assert ("n1.2", True) == (first.folder.name, first.is_first)
         assert ("n2.2", False) == (second.folder.name, second.is_first)
-
-    def test_after_the_end(self, tmp_path):
-        """
-        Who comes a little late belongs to those who have ended already.
-        """
-        first = join(tmp_path / "hang", "n1")
-        write_manifest(first.bundle, MANIFEST)
-
-        late = join(tmp_path / "hang", "n2")
-
-        assert first.bundle == late.bundle
-        assert (first.bundle / "n2", False) == (late.folder, late.is_first)
-        assert MANIFEST == read_manifest(first.bundle)
-
-    def test_first_was_killed(self, tmp_path):
-        """
-        One that was begun and never ended is joined while it is young.
-        """
-        killed = join(tmp_path / "hang", "n1")
-        age(killed.bundle / MARK, WINDOW_S - 60)
-
-        young = join(tmp_path / "hang", "n2")
-        age(killed.bundle / MARK, WINDOW_S + 60)
-        old = join(tmp_path / "hang", "n3")
-
-        assert (killed.bundle, False) == (young.bundle, young.is_first)
-        assert (tmp_path / "hang.2", True) == (old.bundle, old.is_first)
-
-    def test_old(self, tmp_path):
-        """
-        Who ended long ago looked at another hang.
-        """
-        first = join(tmp_path / "hang", "n1")
-        age(write_manifest(first.bundle, MANIFEST), WINDOW_S + 60)
-
-        second = join(tmp_path / "hang", "n1")
-
-        assert (tmp_path / "hang.2", True) == (second.bundle, second.is_first)
-        assert ["manifest.json", "n1"] == names(first.bundle)
-
-    def test_long_one(self, tmp_path):
-        """
-        It counts when it ended, however long before it began.
-        """
-        first = join(tmp_path / "hang", "n1")
-        (first.bundle / "manifest.json").write_text("{}")
-        age(first.bundle / MARK, 10 * WINDOW_S)
-
-        assert first.bundle == join(tmp_path / "hang", "n2").bundle
 
     def test_not_twice(self, tmp_path):
         """
@@ -542,7 +506,7 @@ class TestJoin:
 
     def test_cannot_be_made(self, tmp_path):
         """
-        Where nothing can be made, that is told.
+        A folder that cannot be made is an error.
         """
         (tmp_path / "file").write_text("")
 
@@ -551,19 +515,11 @@ class TestJoin:
 
 
 class TestTaken:
-    def is_taken(self, folder, host, **options):
-        """
-        Ask with the window of these tests.
-        """
-        return is_taken(
-            folder, host, **({"window_s": WINDOW_S, "run": ""} | options)
-        )
-
     def test_nobody(self, tmp_path):
         """
-        Where nothing is, nobody takes part, and asking makes nothing.
+        Without a snapshot there is no part, and asking makes nothing.
         """
-        assert self.is_taken(tmp_path / "hang", "n1") is None
+        assert taken_by(tmp_path / "hang", "n1") is None
         assert [] == names(tmp_path)
 
     def test_this_node(self, tmp_path):
@@ -573,21 +529,22 @@ class TestTaken:
         join(tmp_path / "hang", "n0")
         part = join(tmp_path / "hang", "n1")
 
-        before = self.is_taken(tmp_path / "hang", "n1")
+        before = taken_by(tmp_path / "hang", "n1")
         write_manifest(part.folder, MANIFEST)
 
         assert before is None
-        assert part.bundle == self.is_taken(tmp_path / "hang", "n1")
-        assert self.is_taken(tmp_path / "hang", "n2") is None
+        assert part.bundle == taken_by(tmp_path / "hang", "n1")
+        assert taken_by(tmp_path / "hang", "n2") is None
 
     def test_left(self, tmp_path):
         """
-        Who began it and was killed before the end has left it to others.
+        A snapshot whose first node was killed before the end is left to
+        others.
         """
         part = join(tmp_path / "hang", "n1")
         write_manifest(part.folder, MANIFEST)
 
-        before = self.is_taken(tmp_path / "hang", "n1")
+        before = taken_by(tmp_path / "hang", "n1")
         again = join(tmp_path / "hang", "n1")
         write_manifest(part.bundle, MANIFEST)
 
@@ -597,18 +554,18 @@ class TestTaken:
             again.folder,
             again.is_first,
         )
-        assert part.bundle == self.is_taken(tmp_path / "hang", "n1")
+        assert part.bundle == taken_by(tmp_path / "hang", "n1")
 
     def test_second_try(self, tmp_path):
         """
-        It counts also if somebody was killed before.
+        It counts also if an earlier watcher of the node was killed.
         """
         for host in ("n0", "n1"):
             join(tmp_path / "hang", host)
         part = join(tmp_path / "hang", "n1")
         write_manifest(part.folder, MANIFEST)
 
-        assert part.bundle == self.is_taken(tmp_path / "hang", "n1")
+        assert part.bundle == taken_by(tmp_path / "hang", "n1")
 
     def test_known(self, tmp_path):
         """
@@ -617,20 +574,10 @@ class TestTaken:
         first = join(tmp_path / "hang", "n1")
         but = frozenset({first.bundle})
 
-        before = self.is_taken(tmp_path / "hang", "n1", but=but)
+        before = taken_by(tmp_path / "hang", "n1", but=but)
         second = join(tmp_path / "hang", "n1", but=but)
         write_manifest(second.folder, MANIFEST)
         write_manifest(second.bundle, MANIFEST)
 
         assert before is None
-        assert second.bundle == self.is_taken(tmp_path / "hang", "n1", but=but)
-
-    def test_old(self, tmp_path):
-        """
-        What ended long ago does not count.
-        """
-        part = join(tmp_path / "hang", "n1")
-        write_manifest(part.folder, MANIFEST)
-        age(write_manifest(part.bundle, MANIFEST), WINDOW_S + 60)
-
-        assert self.is_taken(tmp_path / "hang", "n1") is None
+        assert second.bundle == taken_by(tmp_path / "hang", "n1", but=but)

@@ -15,9 +15,10 @@ from distdebug.bundle import (
     read_parts,
     write_manifest,
 )
-from distdebug.bundle.manifest import MANIFEST
-from distdebug.bundle.mark import MARK
 from distdebug.findings import Missing
+
+
+MARK = ".unfinished"
 
 
 def manifest_of(host, **options):
@@ -51,18 +52,18 @@ def test_count(bundle):
 
 def test_count_dead(tmp_path):
     """
-    Who was killed, and began once more, is not waited for.
+    A node that was killed, and began once more, is not waited for.
     """
     for name in ("n1", "n1.2", "n2"):
         (tmp_path / name).mkdir()
-    (tmp_path / "n1.2" / MANIFEST).touch()
+    (tmp_path / "n1.2" / "manifest.json").touch()
 
     assert (1, 1) == count_parts(tmp_path)
 
 
 def test_read(bundle):
     """
-    A node without a manifest is told as partial, by its name.
+    A node without a manifest is reported as partial, by its name.
     """
     undone, done = read_parts(bundle)
 
@@ -101,7 +102,7 @@ def test_known(bundle):
 
 def test_draft(tmp_path):
     """
-    Who is just about to begin is no node.
+    A draft of a mark is no node.
     """
     (tmp_path / f"{MARK}.0123").mkdir()
 
@@ -110,7 +111,7 @@ def test_draft(tmp_path):
 
 def test_merge_runs():
     """
-    What all tell of the run is told of all.
+    The merged run is the one on which all parts agree.
     """
     parts = [manifest_of("n1", run="7"), manifest_of("n2")]
 
@@ -157,7 +158,7 @@ def test_merge():
 
 def test_merge_nobody():
     """
-    Of nobody there is nothing.
+    Without parts the merged manifest is empty.
     """
     assert Manifest(version="9", created=7.0) == merge_manifests(
         [], version="9", created=7.0

@@ -10,14 +10,10 @@ import sys
 
 import pytest
 
-from distdebug.capture.attaching import cuda, cuda_dump
-from distdebug.capture.attaching.cuda import capture_cuda
-from distdebug.capture.attaching.cuda_dump import (
-    DumpPipe,
-    find_dump_pipe,
-    request_dump,
-)
-from distdebug.capture.permission import namespace
+from distdebug.capture import capture_node, capture_process
+
+
+pytestmark = pytest.mark.process
 
 
 KERNELS = """\
@@ -27,12 +23,10 @@ KERNELS = """\
 """
 STACK = """\
 # Thread Backtraces
-
 Thread 1 (Thread 0x7f00 (LWP 7) "python"):
 #0  0x0001 in cuStreamSynchronize () from /lib/libcuda.so.1
 #1  0x0002 in main ()
 """
-
 # Does what the driver does when it is asked for a dump.
 DRIVER = """\
 import os, sys, time
@@ -44,54 +38,32 @@ while got < 1 << 20:
 if len(sys.argv) > 2:
     with open(sys.argv[2], 'w') as file:
         file.write('half'); file.flush()
-        time.sleep(0.8)
+        time.sleep(0.1)
         file.write('whole')
 time.sleep(600)
 """
 
 
 @pytest.fixture
-def tools(tmp_path, monkeypatch):
-    """
-    Writes stand-ins for tools; only those are there.
-    """
-    folder = tmp_path / "tools"
-    folder.mkdir()
-
-    def write(**codes):
-        for name, code in codes.items():
-            path = folder / name.replace("_", "-")
-            path.write_text(
-                f"#!{sys.executable} -IS\nimport sys, time\n{code}"
-            )
-            path.chmod(0o755)
-
-    def find(name):
-        path = folder / name
-        return str(path) if path.exists() else None
-
-    monkeypatch.setattr(namespace, "find_tool", find)
-    monkeypatch.setattr(cuda, "find_tool", find)
-    return write
-
-
-@pytest.fixture
-def process(tmp_path):
+def process(tmp_path, tools):
     """
     Starts a process that offers to write a dump.
     """
     started = []
 
-    def start(*, flags="skip_abort,skip_global_memory", **environ):
+    def start(
+        *, flags="skip_abort,skip_global_memory", made="core.2.7", **environ
+    ):
         pipe = tmp_path / f"corepipe.{os.uname().nodename}.7"
         os.mkfifo(pipe)
         child = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", DRIVER, pipe]
-            + ([environ["made"]] if "made" in environ else []),
+            + ([str(tmp_path / made)] if made else []),
             env={
                 "CUDA_COREDUMP_GENERATION_FLAGS": flags,
                 "CUDA_COREDUMP_PIPE": str(tmp_path / "corepipe.%h.%p"),
                 "CUDA_COREDUMP_FILE": str(tmp_path / "core.%t.%p"),
+                **environ,
             },
             stdout=subprocess.PIPE,
             cwd=tmp_path,
@@ -107,203 +79,191 @@ def process(tmp_path):
         child.stdout.close()
 
 
-def says(text):
+def look(pid, **options):
     """
-    The program of a tool that prints something.
+    What cuda-gdb and its like say of a process.
     """
-    return f"print({text!r})"
+    got = capture_process(pid, cuda=True, **options)
+    tried = [
+        a for a in got.attempts if a.tool not in {"py-spy", "faulthandler"}
+    ]
+    return got, tried
 
 
-class TestFindDumpPipe:
-    def test_offered(self, process, tmp_path):
+class TestDebugger:
+    @pytest.mark.parametrize("flags", ["", "skip_abort", "none"])
+    def test_debugger(self, tools, process, flags):
         """
-        A process that offers dumps is found by its open pipe.
+        Kernels and threads are read from what cuda-gdb prints; a dump that
+        would end the process, or write all memory of its GPUs, is not asked
+        for.
         """
-        pid = process()
+        tools.say("cuda-gdb", KERNELS + STACK)
 
-        pipe = find_dump_pipe(pid)
+        got, tried = look(process(flags=flags))
 
-        assert pid == pipe.pid
-        assert f"/proc/{pid}/root{tmp_path}/core.*.*" == pipe.files.replace(
-            "//", "/"
-        )
+        assert ["spin(int*)"] == [k.name for k in got.stacks.kernels]
+        native = [t.native[0].name for t in got.stacks.threads if t.native]
+        assert ["cuStreamSynchronize"] == native
+        assert [("cuda-gdb", "ok")] == [(a.tool, a.status) for a in tried]
+        assert "failed" not in got.cuda_text
 
-    def test_harmful(self, process):
+    def test_file(self, tools, process, tmp_path):
         """
-        A dump that would end the process, or write all memory of its GPUs, is
-        only asked for if the user wants that.
+        What cuda-gdb printed has a file of its own, without what only a
+        terminal understands.
         """
-        pid = process(flags="skip_abort")
+        tools.say("cuda-gdb", f"{KERNELS}\x1b[31m{STACK}")
+        pid = process(flags="")
 
-        assert find_dump_pipe(pid) is None
-        assert find_dump_pipe(pid, may_abort=True) is not None
+        got = capture_node(tmp_path / "new", pids=[pid], cuda=True, looks=1)
 
-    def test_others(self, tmp_path):
-        """
-        Most processes do not offer it; other files are not taken for pipes.
-        """
-        (tmp_path / "corepipe.cuda.host.7").touch()
-        with (tmp_path / "corepipe.cuda.host.7").open():
-            found = find_dump_pipe(os.getpid(), may_abort=True)
-
-        assert found is None
-        assert find_dump_pipe(999999999, may_abort=True) is None
-        assert not cuda_dump._is_pipe("/none")
-
-    def test_default_file(self):
-        """
-        Without a name of its own, the dump is where the process works.
-        """
-        pattern = cuda_dump._files(7, {})
-
-        assert "/proc/7/cwd/core_*_*_*.nvcudmp" == pattern
-
-
-class TestRequestDump:
-    def test_whole(self, process, tmp_path):
-        """
-        The dump is waited for until it is written whole.
-        """
-        old = tmp_path / "core.1.7"
-        old.touch()
-        pipe = find_dump_pipe(process(made=str(tmp_path / "core.2.7")))
-
-        path = request_dump(pipe, timeout_s=60)
-
-        assert "core.2.7" == path.name
-        assert "halfwhole" == path.read_text()
-
-    def test_never(self, process):
-        """
-        A process that writes nothing is not waited for longer.
-        """
-        pipe = find_dump_pipe(process())
-
-        assert request_dump(pipe, timeout_s=0.5) is None
-
-    def test_nobody_reads(self, tmp_path):
-        """
-        A pipe without a reader is an error, not a hang.
-        """
-        os.mkfifo(tmp_path / "pipe")
-
-        with pytest.raises(OSError):
-            request_dump(
-                DumpPipe(7, str(tmp_path / "pipe"), "/none*"), timeout_s=60
-            )
-
-
-class TestCaptureCuda:
-    def test_debugger(self, tools, process):
-        """
-        Kernels and threads are read from what cuda-gdb prints.
-        """
-        tools(cuda_gdb=says(KERNELS + STACK))
-
-        got = capture_cuda(process(flags=""))
-
-        assert ["spin(int*)"] == [k.name for k in got.kernels]
-        assert "cuStreamSynchronize" == got.threads[0].frames[0].name
-        assert ["cuda-gdb"] == [a.tool for a in got.attempts]
-        assert "failed" not in got.text
+        path = tmp_path / "new" / got.host / f"cudagdb_{got.host}_{pid}.txt"
+        text = path.read_text()
+        assert path in got.files
+        assert KERNELS in text
+        assert "\x1b" not in text
 
     def test_no_frame(self, tools, process):
         """
         Where cuda-gdb unwinds nothing, gdb does, and the kernels are kept.
         """
         unwinder = "Unwinder should return gdb.UnwindInfo instance."
-        tools(cuda_gdb=says(KERNELS + unwinder), gdb=says(STACK))
+        tools.say("cuda-gdb", KERNELS + unwinder)
+        tools.say("gdb", STACK)
 
-        got = capture_cuda(process(flags=""))
+        got, tried = look(process(flags=""))
 
-        assert ["spin(int*)"] == [k.name for k in got.kernels]
-        assert 1 == len(got.threads)
+        assert ["spin(int*)"] == [k.name for k in got.stacks.kernels]
         assert [("cuda-gdb", "tool_failed"), ("gdb", "ok")] == [
-            (a.tool, a.status) for a in got.attempts
+            (a.tool, a.status) for a in tried
         ]
-        assert "cuda-gdb failed or timed out" in got.text
-        assert KERNELS in got.text
-        assert "cuStreamSynchronize" in got.text
+        assert "cuda-gdb failed or timed out" in got.cuda_text
+        assert KERNELS in got.cuda_text
+        assert "cuStreamSynchronize" in got.cuda_text
 
     def test_time(self, tools, process):
         """
         That the time was over is said as in the scripts that users know.
         """
-        tools(cuda_gdb="time.sleep(600)")
+        tools.write("cuda-gdb", "exec sleep 600")
 
-        got = capture_cuda(process(flags=""), timeout_s=1)
+        got, tried = look(process(flags=""), timeout_s=0.5)
 
-        assert ["timed_out", "tool_missing"] == [
-            a.status for a in got.attempts
-        ]
-        assert got.text.startswith("ERROR: cuda-gdb failed or timed out (")
-        assert () == got.threads == got.kernels
+        assert ["timed_out", "tool_missing"] == [a.status for a in tried]
+        assert got.cuda_text.startswith(
+            "ERROR: cuda-gdb failed or timed out ("
+        )
+        assert () == got.stacks.kernels
 
     def test_unwinder_is_replaced(self, tools, process):
         """
         The cure for the unwinder is given before anything is loaded, and
         kernels are asked for before stacks.
         """
-        tools(cuda_gdb=f"print(*sys.argv); print({STACK!r})")
+        tools.say("cuda-gdb", STACK, 'echo "$@"')
 
-        text = capture_cuda(process(flags="")).text
+        text = look(process(flags=""))[0].cuda_text
 
         cure = text.index("-iex python gdb._execute_unwinders = None")
         kernels = text.index("-ex info cuda kernels")
         assert cure < kernels < text.index("-ex thread apply all bt")
 
-    def test_dump(self, tools, process, tmp_path):
+    def test_another_process(self, tools, process, kernel):
         """
-        A process that offers a dump is not stopped.
+        A number that is used again is not that process: it is neither asked
+        for a dump nor stopped.
         """
-        tools(cuda_gdb=f"print(*sys.argv); print({KERNELS!r})")
+        tools.say("cuda-gdb", KERNELS + STACK)
+        pid = process()
+        kernel.reuse(pid)
 
-        got = capture_cuda(process(made=str(tmp_path / "core.2.7")))
+        (got,) = capture_node(
+            pids=[pid],
+            cuda=True,
+            looks=1,
+            tell=lambda *_: kernel.answers.clear(),
+        ).processes
 
-        (attempt,) = got.attempts
+        assert () == got.stacks.kernels
+        assert "failed or timed out (exited)" in got.cuda_text
+        assert "GPU core dump" not in {a.tool for a in got.attempts}
+
+
+class TestDump:
+    @pytest.mark.parametrize("place", ["named", "default"])
+    def test_dump(self, tools, process, tmp_path, place):
+        """
+        A process that offers a dump is not stopped, and the dump is waited for
+        until it is written whole; an older one is not taken for it.
+        """
+        (tmp_path / "core.1.7").touch()
+        tools.write(
+            "cuda-gdb",
+            'for word; do case $word in "target cudacore"*) '
+            "cat ${word##* };; esac; done\n"
+            f"cat <<'END'\n\n{KERNELS}\nEND",
+        )
+        options = (
+            {}
+            if place == "named"
+            else {"made": "core_1_h_7.nvcudmp", "CUDA_COREDUMP_FILE": ""}
+        )
+
+        got, (attempt,) = look(process(**options))
+
         assert ("GPU core dump", "ok", 0) == (
             attempt.tool,
             attempt.status,
             attempt.paused_s,
         )
-        assert attempt.detail.endswith("core.2.7")
-        assert "target cudacore" in got.text
-        assert ["spin(int*)"] == [k.name for k in got.kernels]
+        assert attempt.detail.endswith(options.get("made", "core.2.7"))
+        assert got.cuda_text.startswith("halfwhole")
+        assert ["spin(int*)"] == [k.name for k in got.stacks.kernels]
 
     def test_no_dump(self, tools, process):
         """
-        When no dump comes, the debugger is used.
+        When no dump comes in time, the debugger is used.
         """
-        tools(cuda_gdb=says(KERNELS + STACK))
+        tools.say("cuda-gdb", KERNELS + STACK)
 
-        got = capture_cuda(process(), timeout_s=4)
+        got, tried = look(process(made=""), timeout_s=2)
 
-        assert ["GPU core dump", "cuda-gdb"] == [a.tool for a in got.attempts]
-        assert "wrote no dump" in got.attempts[0].detail
-        assert got.threads
+        assert ["GPU core dump", "cuda-gdb"] == [a.tool for a in tried]
+        assert "wrote no dump" in tried[0].detail
+        assert got.stacks.kernels
 
     def test_dump_is_refused(self, tools, process, monkeypatch):
         """
         A pipe that cannot be written to does not end it all.
         """
 
-        def refuse(*_, **__):
+        def refuse(*_):
             raise PermissionError(13, "no")
 
-        tools(cuda_gdb=says(KERNELS + STACK))
-        monkeypatch.setattr(cuda, "request_dump", refuse)
+        tools.say("cuda-gdb", KERNELS + STACK)
+        monkeypatch.setattr("glob.glob", refuse)
 
-        got = capture_cuda(process())
+        _, tried = look(process())
 
-        assert ["tool_failed", "ok"] == [a.status for a in got.attempts]
+        assert ["tool_failed", "ok"] == [a.status for a in tried]
 
-    def test_another_process(self, tools, process):
+    def test_no_pipe(self, tools, tmp_path):
         """
-        A number that is used again is not that process.
+        Other files are not taken for pipes.
         """
-        tools(cuda_gdb=says(KERNELS + STACK), gdb=says(STACK))
+        tools.say("cuda-gdb", KERNELS + STACK)
+        (tmp_path / "corepipe.cuda.host.7").touch()
+        flags = "skip_abort,skip_global_memory"
+        with (tmp_path / "corepipe.cuda.host.7").open() as file:
+            process = subprocess.Popen(
+                ["/bin/sleep", "600"],
+                env={"CUDA_COREDUMP_GENERATION_FLAGS": flags},
+                stdin=file,
+            )
 
-        got = capture_cuda(process(), start_ticks=1)
+        _, tried = look(process.pid)
 
-        assert () == got.threads == got.kernels
-        assert "failed or timed out (exited)" in got.text
+        process.kill()
+        process.wait()
+        assert ["cuda-gdb"] == [a.tool for a in tried]

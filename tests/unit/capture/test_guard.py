@@ -17,11 +17,12 @@ from pathlib import Path
 import pytest
 
 from distdebug.capture.attaching import guard, guard_program
-from distdebug.capture.attaching.guard import run_attached, why_never
-from distdebug.capture.attaching.guard_program import Sight, resume, sight_of
-from distdebug.capture.tool import stop_tools
+from distdebug.capture.attaching.guard import run_attached
 from distdebug.errors import CaptureError
 from distdebug.processes import read_state
+
+
+pytestmark = pytest.mark.process
 
 
 SLEEP = "import time; time.sleep(600)"
@@ -32,6 +33,20 @@ def python(code, *arguments):
     The command line of a small program.
     """
     return [sys.executable, "-I", "-S", "-c", code, *map(str, arguments)]
+
+
+def sh(code):
+    """
+    The command line of a small program of the shell.
+    """
+    return ["/bin/sh", "-c", code]
+
+
+def attach(process, argv, *, timeout_s=60, **options):
+    """
+    What a tool leaves that is attached to a process.
+    """
+    return run_attached(argv, process.pid, timeout_s=timeout_s, **options)
 
 
 def wait_for(condition):
@@ -67,18 +82,6 @@ def _impatient(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def sleeper():
-    """
-    A process that does nothing.
-    """
-    code = f"print(flush=True); {SLEEP}"
-    with subprocess.Popen(python(code), stdout=subprocess.PIPE) as process:
-        process.stdout.readline()
-        yield process
-        process.kill()
-
-
-@pytest.fixture
 def note(tmp_path):
     """
     A file that a stand-in writes its number to, and what reads that.
@@ -91,7 +94,7 @@ def note(tmp_path):
     return path, read
 
 
-WRITE = "import os, sys; open(sys.argv[1], 'w').write(str(os.getpid())); "
+WRITE = "echo $$ >"
 STOP = "import os, sys, signal; os.kill(int(sys.argv[1]), signal.SIGSTOP); "
 
 
@@ -100,14 +103,9 @@ class TestRunAttached:
         """
         Output, complaint, and status are kept apart; nothing can be read.
         """
-        code = (
-            "import sys; print('out', sys.stdin.read()); "
-            "sys.stderr.write('err'); sys.exit(3)"
-        )
+        got = attach(sleeper, sh("cat; echo out; echo err >&2; exit 3"))
 
-        got = run_attached(python(code), sleeper.pid, timeout_s=60)
-
-        assert (3, "out \n", "err") == (
+        assert (3, "out\n", "err\n") == (
             got.status,
             got.output,
             got.complaint,
@@ -127,19 +125,26 @@ class TestRunAttached:
             "print(*sorted(signal.sigpending()))"
         )
 
-        got = run_attached(python(code), sleeper.pid, timeout_s=60)
+        got = attach(sleeper, python(code))
 
         assert (0, "1 2 3 15\n") == (got.status, got.output)
 
-    def test_killed_by_signal(self, sleeper):
+    @pytest.mark.parametrize(
+        ("argv", "status", "complaint"),
+        [
+            (["/bin/sh", "-c", "kill -11 $$"], -11, ""),
+            (["/none"], 127, "/none cannot be run: [Errno 2]"),
+        ],
+    )
+    def test_bad_end(self, sleeper, argv, status, complaint):
         """
-        A tool that a signal ended has a negative status.
+        A tool that a signal ended has a negative status; one that cannot be
+        started says so.
         """
-        code = "import os; os.kill(os.getpid(), 11)"
+        got = attach(sleeper, argv)
 
-        got = run_attached(python(code), sleeper.pid, timeout_s=60)
-
-        assert -11 == got.status
+        assert status == got.status
+        assert got.complaint.startswith(complaint)
 
     def test_own_surroundings(self, sleeper, monkeypatch):
         """
@@ -155,7 +160,7 @@ class TestRunAttached:
             "sorted(os.listdir('/proc/self/fd'))[:3])"
         )
 
-        got = run_attached(python(code), sleeper.pid, timeout_s=60)
+        got = attach(sleeper, python(code))
 
         assert "None C.UTF-8 True True 0 ['0', '1', '2']\n" == got.output
 
@@ -170,19 +175,15 @@ class TestRunAttached:
 
     def test_deadline(self, sleeper, note):
         """
-        A tool that ignores whoever asks it to end is killed in time, and so is
-        what it started.
+        A tool that ignores requests to end is killed in time, and so is what
+        it started.
         """
         path, read = note
-        code = (
-            "import signal, subprocess, sys; "
-            "signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-            "subprocess.Popen([sys.executable, '-I', '-S', '-c', "
-            f"{WRITE + SLEEP!r}, sys.argv[1]]); print('so far', flush=True); "
-            + SLEEP
-        )
+        code = f"trap '' TERM; sh -c 'echo $$ >{path}; exec sleep 600' & "
 
-        got = run_attached(python(code, path), sleeper.pid, timeout_s=1)
+        got = attach(
+            sleeper, sh(code + "echo so far; sleep 600"), timeout_s=0.5
+        )
 
         assert (None, True, "so far\n") == (
             got.status,
@@ -198,7 +199,7 @@ class TestRunAttached:
         """
         code = STOP + ending
 
-        got = run_attached(python(code, sleeper.pid), sleeper.pid, timeout_s=1)
+        got = attach(sleeper, python(code, sleeper.pid), timeout_s=0.5)
 
         assert got.resumed
         assert "" == got.trouble
@@ -213,16 +214,14 @@ class TestRunAttached:
             "os.kill(int(sys.argv[1]), signal.SIGCONT); time.sleep(0.1)"
         )
 
-        got = run_attached(
-            python(code, sleeper.pid), sleeper.pid, timeout_s=60
-        )
+        got = attach(sleeper, python(code, sleeper.pid))
 
         assert 0.39 < got.paused_s < got.seconds
         assert not got.resumed
 
     def test_was_stopped_before(self, sleeper):
         """
-        Whoever was stopped before stays so.
+        What was stopped before stays so.
         """
         sleeper.send_signal(signal.SIGSTOP)
         assert wait_for(lambda: read_state(sleeper.pid).letter == "T")
@@ -234,13 +233,11 @@ class TestRunAttached:
 
     def test_target_ends(self, sleeper):
         """
-        A process that ends while it is looked at is told.
+        A process that ends while it is looked at is reported.
         """
         code = "import os, sys; os.kill(int(sys.argv[1]), 9)"
 
-        got = run_attached(
-            python(code, sleeper.pid), sleeper.pid, timeout_s=60
-        )
+        got = attach(sleeper, python(code, sleeper.pid))
         sleeper.wait()
 
         assert 0 == got.status
@@ -253,14 +250,57 @@ class TestRunAttached:
         A number that is used again is not that process.
         """
         with pytest.raises(CaptureError, match="has ended"):
-            run_attached(["true"], sleeper.pid, timeout_s=60, start_ticks=1)
+            attach(sleeper, ["true"], start_ticks=1)
 
-    def test_ourselves(self):
+    @pytest.mark.parametrize(
+        ("pid", "reason"),
+        [
+            (os.getpid(), "is ourselves, or waits for us"),
+            (os.getppid(), "is ourselves, or waits for us"),
+            (-1, "has ended"),
+        ],
+        ids=["we", "our parent", "no number"],
+    )
+    def test_never(self, pid, reason):
         """
-        No tool is attached to ourselves.
+        No tool is attached to ourselves, to what waits for us and would stop
+        with us, or to numbers that mean something else to the system.
         """
-        with pytest.raises(CaptureError, match="is ourselves"):
-            run_attached(["true"], os.getpid(), timeout_s=60)
+        with pytest.raises(CaptureError, match=reason):
+            run_attached(["true"], pid, timeout_s=60)
+
+    def test_debugger(self, tmp_path):
+        """
+        A debugger is recognized by its name.
+        """
+        (tmp_path / "gdb").symlink_to("/bin/sleep")
+        with subprocess.Popen([tmp_path / "gdb", "600"]) as process:
+            with pytest.raises(CaptureError, match="is a debugger"):
+                attach(process, ["true"])
+            process.kill()
+
+    def test_traced(self, sleeper):
+        """
+        What is attached to another, and that other, are known by that.
+        """
+        code = (
+            "import ctypes, sys; libc = ctypes.CDLL(None); "
+            "libc.ptrace(0x4206, int(sys.argv[1]), None, None); "
+            f"print(flush=True); {SLEEP}"
+        )
+        with subprocess.Popen(
+            python(code, sleeper.pid), stdout=subprocess.PIPE
+        ) as tracer:
+            tracer.stdout.readline()
+            if not read_state(sleeper.pid).tracer_pid:
+                tracer.kill()
+                pytest.skip("ptrace is not permitted here")
+            traced = f"is traced by process {tracer.pid}"
+            with pytest.raises(CaptureError, match=traced):
+                attach(sleeper, ["true"])
+            with pytest.raises(CaptureError, match="is a debugger"):
+                attach(tracer, ["true"])
+            tracer.kill()
 
     def test_side_by_side(self, sleeper):
         """
@@ -269,10 +309,7 @@ class TestRunAttached:
         answers = {}
 
         def look(number):
-            code = "import sys; print(sys.argv[1])"
-            argv = python(code, number)
-            got = run_attached(argv, sleeper.pid, timeout_s=60)
-            answers[number] = got.output
+            answers[number] = attach(sleeper, sh(f"echo {number}")).output
 
         threads = [threading.Thread(target=look, args=(n,)) for n in range(8)]
         for thread in threads:
@@ -284,68 +321,42 @@ class TestRunAttached:
 
 
 class TestInterruption:
-    def test_exception(self, sleeper, note, monkeypatch):
+    def test_interrupt(self, sleeper, note):
         """
-        An exception passes through when the tool is gone and the process goes
-        on.
+        Ctrl-C passes through when the tool is gone and the process goes on.
         """
         path, read = note
-        line_of, calls = guard._line_of, []
 
-        def interrupt(*args):
-            calls.append(args)
-            if len(calls) == 1:
-                assert wait_for(read)
-                assert wait_for(lambda: read_state(sleeper.pid).letter == "T")
-                raise KeyboardInterrupt
-            return line_of(*args)
+        def interrupt():
+            assert wait_for(read)
+            assert wait_for(lambda: read_state(sleeper.pid).letter == "T")
+            os.kill(os.getpid(), signal.SIGINT)
 
-        monkeypatch.setattr(guard, "_line_of", interrupt)
-        code = STOP + WRITE.replace("argv[1]", "argv[2]") + SLEEP
-
+        thread = threading.Thread(target=interrupt)
+        thread.start()
         with pytest.raises(KeyboardInterrupt):
-            run_attached(
-                python(code, sleeper.pid, path), sleeper.pid, timeout_s=60
+            attach(
+                sleeper,
+                sh(f"kill -STOP {sleeper.pid}; {WRITE}{path}; sleep 600"),
             )
+        thread.join()
 
         assert is_gone(read())
         assert "S" == read_state(sleeper.pid).letter
-
-    def test_stop_tools(self, sleeper, note):
-        """
-        Tools that other threads wait for can be stopped.
-        """
-        path, read = note
-        got = []
-        argv = python(WRITE + SLEEP, path)
-        thread = threading.Thread(
-            target=lambda: got.append(
-                run_attached(argv, sleeper.pid, timeout_s=60)
-            )
-        )
-        thread.start()
-        assert wait_for(read)
-
-        stop_tools()
-        thread.join(30)
-
-        assert [True] == [g.killed for g in got]
-        assert is_gone(read())
 
     @pytest.mark.parametrize("victim", ["guard", "stopped guard"])
     def test_guard_dies(self, sleeper, note, monkeypatch, victim):
         """
         When the guard is gone, we do its work, and the tool died with it.
         """
-        monkeypatch.setattr(guard, "_CLEANING_S", 1.0)
+        monkeypatch.setattr(guard, "_CLEANING_S", 0.5)
         path, read = note
         got = []
-        code = STOP + WRITE.replace("argv[1]", "argv[2]") + SLEEP
-        argv = python(code, sleeper.pid, path)
+        argv = sh(f"kill -STOP {sleeper.pid}; {WRITE}{path}; sleep 600")
         timeout_s = 60 if victim == "guard" else 1
         thread = threading.Thread(
             target=lambda: got.append(
-                run_attached(argv, sleeper.pid, timeout_s=timeout_s)
+                attach(sleeper, argv, timeout_s=timeout_s)
             )
         )
         thread.start()
@@ -365,15 +376,14 @@ class TestInterruption:
     @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
     def test_collector_dies(self, sleeper, note, number):
         """
-        The guard does its work, too, when there is nobody to report to.
+        The guard does its work, too, when there is nothing to report to.
         """
         path, read = note
-        code = STOP + WRITE.replace("argv[1]", "argv[2]") + SLEEP
         program = (
             "import sys; from distdebug.capture.attaching.guard import run_attached; "
             "run_attached(sys.argv[2:], int(sys.argv[1]), timeout_s=60)"
         )
-        command = python(code, sleeper.pid, path)
+        command = sh(f"kill -STOP {sleeper.pid}; {WRITE}{path}; sleep 600")
         argv = [sys.executable, "-c", program, str(sleeper.pid), *command]
         with subprocess.Popen(
             argv, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
@@ -385,68 +395,12 @@ class TestInterruption:
         assert wait_for(lambda: read_state(sleeper.pid).letter == "S")
 
 
-class TestWhyNever:
-    def test_others(self, sleeper):
-        """
-        Nothing speaks against a process of its own.
-        """
-        assert "" == why_never(sleeper.pid)
-
-    def test_who_waits_for_us(self):
-        """
-        Whoever waits for us would stop with what it waits for.
-        """
-        assert "waits for us" in why_never(os.getppid())
-
-    def test_no_process(self):
-        """
-        Numbers that mean something else to the system are refused.
-        """
-        assert "-1 is no process" == why_never(-1)
-
-    def test_debugger(self, tmp_path):
-        """
-        A debugger is recognized by its name.
-        """
-        path = tmp_path / "gdb"
-        path.symlink_to(sys.executable)
-        argv = [path, "-I", "-S", "-c", f"print(flush=True); {SLEEP}"]
-        with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
-            process.stdout.readline()
-            reason = why_never(process.pid)
-            process.kill()
-
-        assert f"process {process.pid} is a debugger" == reason
-
-    def test_traced(self, sleeper):
-        """
-        Who is attached to another, and that other, are known by that.
-        """
-        code = (
-            "import ctypes, sys; libc = ctypes.CDLL(None); "
-            "libc.ptrace(0x4206, int(sys.argv[1]), None, None); "
-            f"print(flush=True); {SLEEP}"
-        )
-        with subprocess.Popen(
-            python(code, sleeper.pid), stdout=subprocess.PIPE
-        ) as tracer:
-            tracer.stdout.readline()
-            if not read_state(sleeper.pid).tracer_pid:
-                tracer.kill()
-                pytest.skip("ptrace is not permitted here")
-            reasons = why_never(sleeper.pid), why_never(tracer.pid)
-            tracer.kill()
-
-        traced = f"process {sleeper.pid} is traced by process {tracer.pid}"
-        assert (traced, f"process {tracer.pid} is a debugger") == reasons
-
-
 class TestTrouble:
     def test_left_behind(self, sleeper):
         """
-        A tool that cannot be ended is told.
+        A tool that cannot be ended is reported.
         """
-        before = sight_of(sleeper.pid)
+        before = guard_program.sight_of(sleeper.pid)
 
         text = guard._trouble(sleeper.pid, before, is_left=True)
 
@@ -454,9 +408,9 @@ class TestTrouble:
 
     def test_stopped(self, sleeper):
         """
-        A process that could not be resumed is told, and how to do it.
+        A process that could not be resumed is reported, and how to do it.
         """
-        before = sight_of(sleeper.pid)
+        before = guard_program.sight_of(sleeper.pid)
         sleeper.send_signal(signal.SIGSTOP)
         assert wait_for(lambda: read_state(sleeper.pid).letter == "T")
 
@@ -470,11 +424,11 @@ class TestResume:
         """
         A stop that arrives late is undone.
         """
-        before = sight_of(sleeper.pid)
+        before = guard_program.sight_of(sleeper.pid)
         late = threading.Timer(0.2, sleeper.send_signal, [signal.SIGSTOP])
         late.start()
 
-        resumed = resume(sleeper.pid, before, watch_s=1.0)
+        resumed = guard_program.resume(sleeper.pid, before, watch_s=1.0)
 
         assert resumed
         assert "S" == read_state(sleeper.pid).letter
@@ -495,11 +449,11 @@ class TestResume:
         ) as process:
             process.stdout.readline()
             assert wait_for(lambda: read_state(process.pid).letter == "D")
-            before = sight_of(process.pid)
+            before = guard_program.sight_of(process.pid)
             process.send_signal(signal.SIGSTOP)
             assert guard_program._is_stopping(process.pid)
 
-            resumed = resume(process.pid, before, watch_s=0)
+            resumed = guard_program.resume(process.pid, before, watch_s=0)
             is_stopping = guard_program._is_stopping(process.pid)
             os.killpg(process.pid, signal.SIGKILL)
 
@@ -509,28 +463,28 @@ class TestResume:
         """
         There is nothing to do about a process that has ended.
         """
-        before = sight_of(sleeper.pid)
+        before = guard_program.sight_of(sleeper.pid)
         sleeper.kill()
         sleeper.wait()
 
-        assert not resume(sleeper.pid, before, watch_s=60)
+        assert not guard_program.resume(sleeper.pid, before, watch_s=60)
         assert not guard_program._is_stopping(sleeper.pid)
-        assert sight_of(sleeper.pid) is None
+        assert guard_program.sight_of(sleeper.pid) is None
 
     def test_not_permitted(self, sleeper, monkeypatch):
         """
-        Who may not send a signal does not claim to have done so.
+        What may not send a signal does not claim to have done so.
         """
 
         def refuse(*_):
             raise PermissionError
 
-        before = sight_of(sleeper.pid)
+        before = guard_program.sight_of(sleeper.pid)
         sleeper.send_signal(signal.SIGSTOP)
         with monkeypatch.context() as patch:
-            patch.setattr(guard_program.os, "kill", refuse)
+            patch.setattr(os, "kill", refuse)
 
-            resumed = resume(sleeper.pid, before, watch_s=0.1)
+            resumed = guard_program.resume(sleeper.pid, before, watch_s=0.1)
 
         assert not resumed
 
@@ -551,7 +505,9 @@ class TestProgram:
         def run(pid, *command, ticks=None, seconds=60, wanted=True):
             out = os.open(tmp_path / "out", os.O_RDWR | os.O_CREAT)
             err = os.open(tmp_path / "err", os.O_RDWR | os.O_CREAT)
-            ticks = sight_of(pid).ticks if ticks is None else ticks
+            ticks = (
+                guard_program.sight_of(pid).ticks if ticks is None else ticks
+            )
             wish, control = os.pipe()
             answer, line = os.pipe()
             fds = [os.dup(0), os.dup(1)]
@@ -584,7 +540,7 @@ class TestProgram:
 
     def test_good_end(self, stage, sleeper):
         """
-        Status, pause, and what had to be done are told in one line.
+        Status, pause, and what had to be done are in one line.
         """
         line = stage(sleeper.pid, *python("raise SystemExit(3)"))
 
@@ -611,7 +567,8 @@ class TestProgram:
 
     def test_not_wanted(self, stage, sleeper):
         """
-        Nothing is started for who is gone, or on a process that is another.
+        Nothing is started for a collector that is gone, or on a process that
+        is another.
         """
         assert "" == stage(sleeper.pid, "true", wanted=False)
         assert "" == stage(sleeper.pid, "true", ticks=1)
@@ -646,11 +603,17 @@ class TestProgram:
         """
         As long as a dying tool is attached, its process is watched.
         """
-        sights = [Sight(1, "t", 7), Sight(1, "t", 7), Sight(1, "S", 0)]
+        sights = [
+            guard_program.Sight(1, "t", 7),
+            guard_program.Sight(1, "t", 7),
+            guard_program.Sight(1, "S", 0),
+        ]
         monkeypatch.setattr(guard_program, "_LATE_S", 0.0)
         monkeypatch.setattr(guard_program, "sight_of", lambda _: sights.pop(0))
 
-        assert not resume(999999999, Sight(1, "S", 0), watch_s=0.02)
+        assert not guard_program.resume(
+            999999999, guard_program.Sight(1, "S", 0), watch_s=0.02
+        )
 
 
 def test_no_ptrace_needed():

@@ -4,186 +4,264 @@ Looking at one process several times, with stand-ins for py-spy and the kernel.
 
 from __future__ import annotations
 
-import os
-
-import attrs
 import pytest
 
-from distdebug.capture import looks
-from distdebug.capture.looks import (
-    Look,
-    describe_process,
-    no_look,
-    take_look,
-)
-from distdebug.capture.model import Attempt, CaptureStatus
-from distdebug.capture.pyspy import PythonDump
-from distdebug.capture.values import Digest
-from distdebug.processes import ProcessState, ThreadFacts, Worker
-from distdebug.stacks import (
-    StackFrame,
-    SystemCall,
-    ThreadActivity,
-    ThreadStack,
-)
+from distdebug.capture import CaptureStatus, capture_process
+from distdebug.stacks import SystemCall, ThreadActivity
 
 
-PID = 4711
-NOBODY = 999_999_999
-WORKER = Worker(
-    pid=PID,
-    start_ticks=5,
-    parent_pid=1,
-    uid=0,
-    title="python train.py",
-    framework="torchrun",
-    rank=3,
-    world_size=8,
-    coordinates=(("tp", 1),),
-)
-ALIVE = ProcessState(letter="S", start_ticks=5)
-OK = Attempt(tool="py-spy", status=CaptureStatus.OK)
+pytestmark = pytest.mark.process
 
 
-def thread(line=1, name="step", **kwargs):
+STEP = (("step", "train.py", 1), ("<module>", "t.py", 9))
+LATER = (("step", "train.py", 2), ("<module>", "t.py", 9))
+SAVE = (("save", "train.py", 1), ("<module>", "t.py", 9))
+
+
+@pytest.fixture
+def pid(kernel):
     """
-    The main thread, somewhere.
+    A process that runs, and is rank 3 of 8.
     """
-    return ThreadStack(
-        name="MainThread",
-        frames=(StackFrame(name, "train.py", line),),
-        thread_id=kwargs.pop("thread_id", PID),
-        is_main=True,
-        **kwargs,
-    )
+    return kernel.rank(3, 8, state="R")
 
 
-def facts(voluntary=0, cpu_s=0.0, name="python"):
+@pytest.fixture
+def look(pid, py_spy):
     """
-    What the kernel tells of a thread.
+    Looks as often as there are answers of py-spy.
     """
-    return ThreadFacts(
-        name=name,
-        state="S",
-        voluntary=voluntary,
-        involuntary=0,
-        cpu_s=cpu_s,
-    )
+
+    def give(*answers):
+        py_spy.sees(pid, *answers)
+        return capture_process(pid, looks=len(answers), interval_s=0).stacks
+
+    return give
 
 
-def look(when, *threads, state=ALIVE, attempt=OK, **kwargs):
+@pytest.fixture
+def activity(look):
     """
-    One look at the process.
+    Gives what became of the main thread.
     """
-    return Look(
-        when=when,
-        state=state,
-        facts=kwargs.get("facts", {PID: facts()}),
-        threads=threads,
-        attempt=attempt,
-    )
+    return lambda *answers: look(*answers).main_thread.activity
 
 
-@pytest.fixture(autouse=True)
-def kernel(monkeypatch):
+def thread(frames=STEP, pid=None, variables=None, **fields):
     """
-    A kernel that knows the process, and what its threads wait for.
+    A thread as py-spy shows it, the innermost of whose functions has these
+    variables.
     """
-    monkeypatch.setattr(looks, "idle_seconds", lambda *_: 7.0)
-    monkeypatch.setattr(looks, "read_system_call", lambda *_: ("read", "f"))
+    keys = ("name", "filename", "line")
+    shown = [dict(zip(keys, frame, strict=True)) for frame in frames]
+    for frame, values in zip(shown, variables or (), strict=False):
+        frame["locals"] = values
+    return {
+        "pid": 7,
+        "thread_id": 1,
+        "os_thread_id": pid,
+        "thread_name": "MainThread",
+        "frames": shown,
+        **fields,
+    }
 
 
-class TestDescribeProcess:
-    def test_worker(self):
+def variable(address, text="[1]", name="x"):
+    """
+    A variable as py-spy shows it.
+    """
+    return {"name": name, "addr": address, "repr": text}
+
+
+def with_variables(*variables, frames=STEP):
+    """
+    An answer of py-spy with the variables of each frame.
+    """
+    return [thread(frames, variables=variables)]
+
+
+class TestOneLook:
+    def test_worker(self, kernel, look, pid):
         """
-        What is known of the worker goes with its stacks.
+        What is known of the worker goes with its stacks; from one look it is
+        not known who moves, but the kernel says the rest.
         """
-        process = describe_process(WORKER, [look(0, thread())], host="n1")
+        kernel.path(pid, f"task/{pid}/syscall").write_text("running\n")
 
-        assert (PID, 3, 8, "n1", "S", "rank", "python train.py") == (
+        process = look(STEP)
+
+        assert (pid, 3, 8, "R", "rank", "python train.py") == (
             process.pid,
             process.rank,
             process.world_size,
-            process.host,
             process.state,
             process.role,
             process.command,
         )
-        assert (("tp", 1),) == process.coordinates
         assert process.tracer_pid is None
+        (only,) = process.threads
+        assert (None, "R") == (only.activity, only.state)
+        assert SystemCall(name="running", target="") == only.system_call
+        # py-spy did not tell its number.
+        assert pid == only.thread_id
 
-    def test_one_look(self):
+    def test_native_thread(self, kernel, py_spy):
         """
-        From one look nobody knows who moves, but the kernel tells the rest.
+        A thread that Python does not know is there all the same.
         """
-        (only,) = describe_process(
-            WORKER, [look(0, thread())], host="n1"
-        ).threads
+        pid = kernel.rank(0, threads=["pt_nccl_watchdg"])
+        py_spy.sees(pid, STEP)
 
-        assert only.activity is None
-        assert SystemCall(name="read", target="f") == only.system_call
-        assert 7.0 == only.idle_s
-        assert "S" == only.state
+        main, native = capture_process(pid).stacks.threads
 
-    def test_activity(self):
+        assert main.is_main
+        assert ("pt_nccl_watchdg", (), pid + 1, False) == (
+            native.name,
+            native.frames,
+            native.thread_id,
+            native.is_main,
+        )
+
+    @pytest.mark.parametrize(
+        ("starter", "letter", "tracer"),
+        [
+            (("python", "-I", "/x/guard_program.py", "--"), "S", None),
+            (("bash",), "t", 99),
+        ],
+    )
+    def test_debugger(self, kernel, py_spy, starter, letter, tracer):
         """
-        Several looks tell what became of a thread between the first and last.
+        The debugger that holds a process is named; but one that our own tool
+        holds will go on in a moment.
         """
-        seen = [
-            look(10, thread(), facts={PID: facts(5, 1.0)}),
-            look(11, thread(line=2), facts={PID: facts(6, 1.2)}),
-            look(12, thread(), facts={PID: facts(9, 1.5)}),
-        ]
+        pid = kernel.rank(0, state="t")
+        py_spy.sees(pid, STEP)
+        kernel.fake_proc.add(99, "gdb", parent=98)
+        kernel.fake_proc.add(98, *starter)
+        status = f"/proc/{pid}/status"
+        kernel.change(status, "TracerPid:\t0", "TracerPid:\t99")
 
-        (only,) = describe_process(WORKER, seen, host="n1").threads
+        process = capture_process(pid).stacks
 
+        assert (letter, tracer) == (process.state, process.tracer_pid)
+
+
+class TestNoLook:
+    @pytest.mark.parametrize(
+        ("letter", "status"),
+        [("Z", CaptureStatus.ZOMBIE), ("X", CaptureStatus.EXITED)],
+    )
+    def test_ended(self, kernel, py_spy, letter, status):
+        """
+        No tool is let loose on what is no process any more; but other threads
+        of one whose main thread has ended are seen.
+        """
+        pid = kernel.rank(0, state=letter, threads=["other"])
+
+        got = capture_process(pid)
+
+        assert status is got.status
+        assert letter == got.stacks.state
+        assert [pid, pid + 1] == [t.thread_id for t in got.stacks.threads]
+        assert [] == py_spy.calls
+
+    @pytest.mark.parametrize("is_used_again", [True, False])
+    def test_ended_meanwhile(self, kernel, pid, py_spy, is_used_again):
+        """
+        Of a process that ended between two looks the last stack is kept, also
+        if another one has its number now.
+        """
+        py_spy.sees(pid, STEP, SAVE)
+        stat = kernel.path(pid, "stat")
+        new = "sed -i 's/ 0 5 1000/ 0 6 1000/'" if is_used_again else "rm"
+        py_spy.does(pid, 0, f"{new} {stat}")
+
+        got = capture_process(pid, looks=2, interval_s=0)
+
+        assert CaptureStatus.EXITED is got.status
+        assert "X" == got.stacks.state
+        assert "step" == got.stacks.main_thread.frames[0].name
+        assert 1 == len(py_spy.calls)
+
+    def test_unread(self, kernel, py_spy, sleeper):
+        """
+        A process of which nothing can be read, because no more files may be
+        open, is not called dead.
+        """
+        path = f"/proc/{sleeper.pid}/stat"
+        kernel.answers[path] = OSError(24, "Too many open files")
+
+        got = capture_process(sleeper.pid)
+
+        assert "tool_failed" == got.status
+        assert "ulimit -n" in got.remedy
+        assert "" == got.stacks.state
+
+    def test_unread_when_named(self, kernel, pid, py_spy):
+        """
+        One that could not be read at first is looked at once it can be.
+        """
+        py_spy.sees(pid, STEP)
+        path = f"/proc/{pid}/stat"
+        kernel.answers[path] = [OSError(24, "Too many open files")]
+
+        got = capture_process(pid)
+
+        assert (0, "ok") == (got.worker.start_ticks, got.status)
+
+
+class TestActivity:
+    def test_facts(self, kernel, pid, py_spy):
+        """
+        Several looks show what became of a thread between the first and last;
+        one that was not there before has no activity.
+        """
+        py_spy.sees(pid, STEP, LATER, STEP)
+        task = kernel.path(pid, f"task/{pid}")
+        (task / "schedstat").write_text("1000000000 5 6\n")
+        py_spy.does(
+            pid,
+            0,
+            f"sed -i 's/ctxt_switches:.*/ctxt_switches:\t16/' {task}/status\n"
+            f"echo 1500000000 5 6 >{task}/schedstat\n"
+            f"cp -r {task} {kernel.path(pid, 'task')}/8",
+        )
+
+        got = capture_process(pid, looks=3, interval_s=0).stacks
+
+        main, new = got.threads
+        assert new.activity is None
         assert (
             ThreadActivity(
-                seconds=2,
+                seconds=main.activity.seconds,
                 voluntary=4,
-                involuntary=0,
+                involuntary=13,
                 cpu_s=0.5,
                 has_moved=True,
                 has_left=False,
+                has_new_values=True,
+                has_returned=False,
             )
-            == only.activity
+            == main.activity
         )
+        assert 0 < main.activity.seconds < 60
 
-    def test_left(self):
+    def test_left(self, activity):
         """
         Another function is more than another line.
         """
-        seen = [look(0, thread()), look(1, thread(name="save"))]
+        assert activity(STEP, SAVE).has_left
+        assert not activity(STEP, LATER).has_left
 
-        (only,) = describe_process(WORKER, seen, host="n1").threads
-
-        assert only.activity.has_left
-
-    @pytest.mark.parametrize(
-        ("values", "expected"),
-        [
-            ([(1,), (1,), (1,)], False),
-            ([(1,), (1,), (2,)], True),
-            ([(1,), (), (2,)], True),
-            ([(1,), (), (1,)], False),
-            ([(1,), (), ()], None),
-            ([(), (), ()], None),
-        ],
-    )
-    def test_new_values(self, values, expected):
+    def test_stack_seen_once(self, pid, py_spy):
         """
-        Who has new values went on, at the same line too.
+        What had a stack only once is not known to stand still.
         """
-        seen = [
-            attrs.evolve(
-                look(n, thread()), values=tuple(Digest(i, 0) for i in v)
-            )
-            for n, v in enumerate(values)
-        ]
+        py_spy.sees(pid, "oops", "oops", "oops", STEP)
 
-        (only,) = describe_process(WORKER, seen, host="n1").threads
+        got = capture_process(pid, looks=2, interval_s=0)
 
-        assert expected is only.activity.has_new_values
+        assert got.stacks.main_thread.activity.has_moved is None
 
     @pytest.mark.parametrize(
         ("owners", "expected"),
@@ -194,307 +272,123 @@ class TestDescribeProcess:
             ([None, None], None),
         ],
     )
-    def test_let_go(self, owners, expected):
+    def test_let_go(self, activity, owners, expected):
         """
-        Who was seen while nobody held the lock had let go of it.
+        One that was seen while the lock was free had let go of it.
         """
         seen = [
-            look(n, attrs.evolve(thread(), owns_gil=owner))
-            for n, owner in enumerate(owners)
+            [thread() if owner is None else thread(owns_gil=owner)]
+            for owner in owners
         ]
 
-        (only,) = describe_process(WORKER, seen, host="n1").threads
+        assert expected is activity(*seen).has_let_go
 
-        assert expected is only.activity.has_let_go
-
-    def test_lock_of_another(self):
+    def test_lock_of_another(self, activity, pid):
         """
-        While another thread holds the lock, who has none may wait for it.
+        While another thread holds the lock, one without may wait for it.
         """
-        waits = attrs.evolve(thread(), owns_gil=False)
-        holds = attrs.evolve(
-            thread(), owns_gil=True, thread_id=2, is_main=False
-        )
-        seen = [look(n, waits, holds) for n in range(2)]
+        waits = thread(pid=pid, owns_gil=False)
+        holds = thread(pid=pid + 1, owns_gil=True, thread_name="other")
 
-        first, _ = describe_process(WORKER, seen, host="n1").threads
-
-        assert first.activity.has_let_go is False
+        assert activity([waits, holds], [waits, holds]).has_let_go is False
 
     @pytest.mark.parametrize(
-        ("callers", "outer_line", "expected"),
+        ("values", "expected"),
         [
-            ((1, 1), 5, False),
-            ((1, 2), 5, True),
-            ((1, 1), 6, True),
-            ((), 6, True),
-            ((), 5, None),
+            ([1, 1, 1], False),
+            ([1, 1, 2], True),
+            ([1, None, 2], True),
+            ([1, None, 1], False),
+            ([1, None, None], None),
+            ([None, None, None], None),
         ],
-        ids=["same", "values", "line", "line alone", "unknown"],
     )
-    def test_returned(self, callers, outer_line, expected):
+    def test_new_values(self, activity, values, expected):
+        """
+        What has new values went on, at the same line too.
+        """
+        seen = [
+            with_variables("?" if value is None else [variable(value)])
+            for value in values
+        ]
+
+        assert expected is activity(*seen).has_new_values
+
+    @pytest.mark.parametrize(
+        ("variables", "is_new"),
+        [
+            ([variable(2, "3"), variable(4, "[1]", "y")], False),
+            ([variable(2, "4"), variable(4, "[1]", "y")], True),
+            ([variable(9, "3"), variable(4, "[1]", "y")], True),
+            # Another thread could change that.
+            ([variable(2, "3"), variable(4, "[1, 2]", "y")], False),
+            ([variable(2, "3")], True),
+        ],
+        ids=["same", "number", "place", "changed by another", "fewer"],
+    )
+    def test_what_is_new(self, activity, variables, is_new):
+        """
+        A variable that is set is new; what it holds does not count, if another
+        thread could change that.
+        """
+        same = with_variables([variable(2, "3"), variable(4, "[1]", "y")])
+
+        got = activity(same, with_variables(variables))
+
+        assert is_new is got.has_new_values
+
+    @pytest.mark.parametrize(
+        "frames", [5, [{}], None], ids=["number", "nameless", "none"]
+    )
+    def test_no_values(self, activity, frames):
+        """
+        Lines of C have no variables; and what was not expected says nothing.
+        """
+        odd = with_variables(frames)
+
+        got = activity(odd, odd)
+
+        assert (False if frames is None else None) is got.has_new_values
+        assert got.has_moved is False
+
+    @pytest.mark.parametrize(
+        ("inner", "outer", "line", "expected"),
+        [
+            (2, 1, 5, False),
+            (1, 2, 5, True),
+            (1, 1, 6, True),
+            (None, None, 6, True),
+            (None, None, 5, None),
+        ],
+        ids=["inner", "values", "line", "line alone", "unknown"],
+    )
+    def test_returned(self, activity, inner, outer, line, expected):
         """
         If those that had called a function went on, it came to its end, even
         if it is in the same functions again.
         """
-        frames = [
-            (*thread().frames, StackFrame("train", "t.py", line))
-            for line in (5, outer_line)
-        ]
-        digests = [(Digest(n, c),) for n, c in enumerate(callers)]
-        seen = [
-            attrs.evolve(look(n, attrs.evolve(thread(), frames=f)), values=v)
-            for n, (f, v) in enumerate(
-                zip(frames, digests or [(), ()], strict=True)
+
+        def answer(inner, outer, line):
+            return with_variables(
+                *([variable(x)] if x else "?" for x in (inner, outer)),
+                frames=(("step", "t.py", 1), ("train", "t.py", line)),
             )
-        ]
 
-        (only,) = describe_process(WORKER, seen, host="n1").threads
+        first = answer(inner and 1, outer and 1, 5)
+        got = activity(first, answer(inner, outer, line))
 
-        assert expected is only.activity.has_returned
-        assert only.activity.has_left is False
+        assert expected is got.has_returned
+        assert got.has_left is False
+        assert (inner == 2) <= bool(got.has_new_values)
 
-    def test_stack_seen_once(self):
-        """
-        Whoever had a stack only once is not known to stand still.
-        """
-        seen = [look(0), look(1, thread())]
-
-        (only,) = describe_process(WORKER, seen, host="n1").threads
-
-        assert only.activity.has_moved is None
-
-    def test_native_thread(self):
-        """
-        A thread that Python does not know is there all the same.
-        """
-        both = {PID: facts(), 4712: facts(name="pt_nccl_watchdg")}
-
-        process = describe_process(
-            WORKER, [look(0, thread(), facts=both)], host="n1"
-        )
-
-        main, native = process.threads
-        assert main.is_main
-        assert ("pt_nccl_watchdg", (), 4712, False) == (
-            native.name,
-            native.frames,
-            native.thread_id,
-            native.is_main,
-        )
-
-    def test_new_thread(self):
-        """
-        A thread that was not there before has no activity.
-        """
-        later = {PID: facts(), 4712: facts()}
-        seen = [look(0, thread()), look(1, thread(), facts=later)]
-
-        _, new = describe_process(WORKER, seen, host="n1").threads
-
-        assert new.activity is None
-
-    def test_ended_meanwhile(self):
-        """
-        Of a process that ended between two looks the last stack is kept.
-        """
-        gone = Attempt(tool="proc", status=CaptureStatus.EXITED)
-        seen = [look(0, thread()), look(1, state=None, attempt=gone)]
-
-        process = describe_process(WORKER, seen, host="n1")
-
-        assert "X" == process.state
-        assert ["step"] == [f.name for f in process.threads[0].frames]
-
-    def test_unknown_number(self):
-        """
-        The main thread has the number of the process, if it is not told.
-        """
-        seen = [look(0, thread(thread_id=None))]
-
-        (only,) = describe_process(WORKER, seen, host="n1").threads
-
-        assert PID == only.thread_id
-
-    def test_debugger(self):
-        """
-        The debugger that holds a process is named.
-        """
-        held = attrs.evolve(ALIVE, letter="t", tracer_pid=99)
-
-        process = describe_process(
-            WORKER, [look(0, thread(), state=held)], host="n1"
-        )
-
-        assert ("t", 99) == (process.state, process.tracer_pid)
-
-
-class TestTakeLook:
-    @pytest.fixture(autouse=True)
-    def py_spy(self, monkeypatch):
-        """
-        A py-spy that sees one thread in every process.
-        """
-        answer = PythonDump((thread(),), OK, (7,))
-        monkeypatch.setattr(looks, "dump_python", lambda *_, **__: answer)
-        monkeypatch.setattr(looks, "read_threads", lambda _: {PID: facts()})
-
-    def test_alive(self, monkeypatch):
-        """
-        The kernel and py-spy are asked.
-        """
-        monkeypatch.setattr(looks, "read_state", lambda _: ALIVE)
-
-        taken = take_look(WORKER, timeout_s=1)
-
-        assert (ALIVE, (thread(),), OK) == (
-            taken.state,
-            taken.threads,
-            taken.attempt,
-        )
-        assert {PID} == set(taken.facts)
-        assert (7,) == taken.values
-
-    @pytest.mark.parametrize(
-        ("letter", "expected"), [("R", True), ("S", False)]
-    )
-    def test_busy(self, monkeypatch, letter, expected):
+    @pytest.mark.parametrize(("state", "asks"), [("R", True), ("S", False)])
+    def test_busy(self, kernel, py_spy, state, asks):
         """
         Only of those that run it is asked whether variables change.
         """
-        asked = []
+        pid = kernel.rank(0, state=state)
+        py_spy.sees(pid, STEP)
 
-        def dump(*_, values, **__):
-            asked.append(values)
-            return PythonDump((), OK)
+        capture_process(pid)
 
-        runs = {PID: attrs.evolve(facts(), state=letter)}
-        monkeypatch.setattr(looks, "read_state", lambda _: ALIVE)
-        monkeypatch.setattr(looks, "read_threads", lambda _: runs)
-        monkeypatch.setattr(looks, "dump_python", dump)
-
-        take_look(WORKER, timeout_s=1)
-
-        assert [expected] == asked
-
-    @pytest.mark.parametrize(
-        ("state", "status"),
-        [
-            (None, CaptureStatus.EXITED),
-            (ProcessState(letter="Z", start_ticks=5), CaptureStatus.ZOMBIE),
-            (ProcessState(letter="X", start_ticks=5), CaptureStatus.EXITED),
-            (ProcessState(letter="S", start_ticks=6), CaptureStatus.EXITED),
-        ],
-        ids=["gone", "zombie", "dead", "its number was used again"],
-    )
-    def test_gone(self, monkeypatch, state, status):
-        """
-        No tool is let loose on what is no process any more.
-        """
-        worker = attrs.evolve(WORKER, pid=NOBODY)
-        monkeypatch.setattr(looks, "read_state", lambda _: state)
-
-        taken = take_look(worker, timeout_s=1)
-        described = describe_process(worker, [taken], host="n1")
-
-        assert status is taken.attempt.status
-        assert () == taken.threads
-        assert described.state == ("Z" if status == "zombie" else "X")
-
-    def test_unread(self, monkeypatch):
-        """
-        A process of which nothing can be read, because no more files may be
-        open, is not called dead.
-        """
-        worker = attrs.evolve(WORKER, pid=os.getpid())
-        monkeypatch.setattr(looks, "read_state", lambda _: None)
-
-        taken = take_look(worker, timeout_s=1)
-        described = describe_process(worker, [taken], host="n1")
-
-        assert "tool_failed" == taken.attempt.status
-        assert "ulimit -n" in taken.attempt.remedy
-        assert "" == described.state
-
-    def test_unread_when_named(self, monkeypatch):
-        """
-        One that could not be read at first is looked at once it can be.
-        """
-        worker = attrs.evolve(WORKER, start_ticks=0)
-        monkeypatch.setattr(looks, "read_state", lambda _: ALIVE)
-
-        taken = take_look(worker, timeout_s=1)
-
-        assert OK == taken.attempt
-
-
-class TestOtherCollector:
-    @pytest.fixture
-    def held(self, monkeypatch):
-        """
-        A process that a debugger holds, and who started that.
-        """
-        files = {
-            "/proc/99/stat": b"99 (gdb) S 98 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0"
-            b" 1 0 77 0 0",
-        }
-        state = ProcessState(letter="t", start_ticks=5, tracer_pid=99)
-        monkeypatch.setattr(looks, "read_proc", files.get)
-        monkeypatch.setattr(looks, "read_state", lambda _: state)
-        monkeypatch.setattr(
-            looks, "dump_python", lambda *_, **__: ((), OK, ())
-        )
-        monkeypatch.setattr(looks, "read_threads", lambda _: {})
-        return files
-
-    def test_ours(self, held):
-        """
-        One that our own tool holds will go on in a moment.
-        """
-        held["/proc/98/cmdline"] = b"python\0-I\0/x/guard_program.py\0--"
-
-        state = take_look(WORKER, timeout_s=1).state
-
-        assert ("S", 0) == (state.letter, state.tracer_pid)
-
-    def test_of_others(self, held):
-        """
-        One that somebody else holds is stopped.
-        """
-        held["/proc/98/cmdline"] = b"bash\0"
-
-        state = take_look(WORKER, timeout_s=1).state
-
-        assert ("t", 99) == (state.letter, state.tracer_pid)
-
-
-def test_zombie_leader(monkeypatch):
-    """
-    Of a process whose main thread has ended, the other threads are seen.
-    """
-    zombie = ProcessState(letter="Z", start_ticks=5)
-    monkeypatch.setattr(looks, "read_state", lambda _: zombie)
-    monkeypatch.setattr(looks, "read_threads", lambda _: {4712: facts()})
-
-    process = describe_process(
-        WORKER, [take_look(WORKER, timeout_s=1)], host="n1"
-    )
-
-    assert [(4712, "S")] == [(t.thread_id, t.state) for t in process.threads]
-
-
-def test_no_look():
-    """
-    Even if the kernel does not answer, there is something to be shown.
-    """
-    process = describe_process(WORKER, [no_look()], host="n1")
-
-    assert ("", ()) == (process.state, process.threads)
-    assert CaptureStatus.TIMED_OUT is no_look().attempt.status
-
-
-def test_real_process():
-    """
-    This very process runs.
-    """
-    assert os.getpid() in looks.read_threads(os.getpid())
+        assert [asks] == ["--locals" in call for call in py_spy.calls]

@@ -6,299 +6,181 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
 
 import pytest
 
-from distdebug.capture import pyspy
-from distdebug.capture.model import CaptureStatus
-from distdebug.capture.pyspy import dump_python
-from distdebug.processes import read_state
+from distdebug.capture import CaptureStatus, capture_process
 
 
-ANSWER = """\
-import json, sys
-pid = int(sys.argv[-1])
-frame = {"name": "f", "filename": "/a.py", "line": 1}
-print(json.dumps([{"pid": pid, "thread_id": 1, "thread_name": "MainThread",
-                   "frames": [frame]}]))
-"""
+pytestmark = pytest.mark.process
+
+
+FRAMES = (("f", "/a.py", 1),)
+NO_PYTHON = "Error: Failed to find python version from target process"
+MOVING = (
+    "Error: Failed to get stack traces\n\nCaused by:\n"
+    "    1: Failed to copy PyCodeObject\n    2: Bad address (os error 14)"
+)
+
+SHORT = "Error: Failed to get stack traces 2: Bad address (os error 14)"
 
 
 @pytest.fixture
-def tool(tmp_path, monkeypatch):
+def dump(py_spy):
     """
-    Writes a stand-in for py-spy.
+    Looks at this process once, with these answers of py-spy.
     """
-    path = tmp_path / "py-spy"
 
-    def write(code):
-        path.write_text(f"#!{sys.executable} -S\n{code}")
-        path.chmod(0o755)
-        monkeypatch.setattr(pyspy, "find_tool", lambda _: str(path))
-        return path
+    def give(*answers, timeout_s=20.0):
+        py_spy.sees(os.getpid(), *answers)
+        return capture_process(os.getpid(), timeout_s=timeout_s)
 
-    return write
+    return give
 
 
-def dump(pid=None, *, timeout_s=20.0):
+def frames(*names):
     """
-    Look at a process, this one by default.
+    The stack of a thread that runs.
     """
-    pid = os.getpid() if pid is None else pid
-    return dump_python(pid, read_state(pid), timeout_s=timeout_s)[:2]
+    thread = {"pid": 1, "thread_id": 1, "thread_name": "MainThread"}
+    shown = [{"name": x, "filename": "/a.py", "line": 1} for x in names]
+    return [{**thread, "active": True, "frames": shown}]
 
 
-class TestDumpPython:
-    def test_threads(self, tool):
+class TestDump:
+    def test_threads(self, dump, py_spy):
         """
-        What py-spy saw are threads.
+        What py-spy saw are threads; it is asked not to stop the process.
         """
-        tool(ANSWER)
+        got = dump(FRAMES)
 
-        threads, attempt = dump()
-
-        assert [("MainThread", "f")] == [
-            (t.name, t.frames[0].name) for t in threads
-        ]
+        assert "f" == got.stacks.main_thread.frames[0].name
+        (attempt,) = got.attempts
         assert ("py-spy", CaptureStatus.OK) == (attempt.tool, attempt.status)
         assert attempt.seconds > 0
-
-    def test_nobody_is_stopped(self, tool, tmp_path):
-        """
-        py-spy is told not to stop the process.
-        """
-        log = tmp_path / "log"
-        tool(
-            f"import sys; open({str(log)!r}, 'w').write(' '.join(sys.argv))\n"
-            + ANSWER
-        )
-
-        dump()
-
-        assert "dump --json --nonblocking" in log.read_text()
+        assert "dump --json --nonblocking" in py_spy.calls[0]
 
     @pytest.mark.parametrize(
-        ("code", "status", "detail"),
+        ("says", "detail", "expected"),
         [
-            (
-                "sys.exit('Failed to find python version from target')",
-                # This process is one of Python, whatever py-spy says.
-                CaptureStatus.UNSUPPORTED_PYTHON,
-                "python version",
-            ),
-            (
-                "sys.exit('what?\\nStack backtrace:\\n0: x')",
-                CaptureStatus.TOOL_FAILED,
-                "what",
-            ),
-            ("print('[')", CaptureStatus.TOOL_FAILED, "unexpected"),
-            ("print('')", CaptureStatus.TOOL_FAILED, "unexpected"),
+            # This process is one of Python, whatever py-spy says.
+            (NO_PYTHON, NO_PYTHON, ("unsupported_python", 3)),
+            ("what?\nStack backtrace:\n0: x", "what?", ("tool_failed", 3)),
+            (MOVING, SHORT, ("tool_failed", 10)),
         ],
     )
-    def test_failures(self, tool, code, status, detail):
+    def test_failures(self, dump, py_spy, says, detail, expected):
         """
-        Each way to fail is told.
+        Each way to fail is reported, and none is tried for ever; of a deep
+        recursion it is tried more often.
         """
-        tool(f"import sys; {code}")
+        got = dump(says)
 
-        threads, attempt = dump()
+        assert expected == (got.attempts[0].status, len(py_spy.calls))
+        assert detail == got.attempts[0].detail
 
-        assert () == threads
-        assert status is attempt.status
-        assert detail in attempt.detail
-
-    def test_ended(self, tool):
+    @pytest.mark.parametrize("text", ["[", ""])
+    def test_nonsense(self, tools, text):
         """
-        A process that has ended is told so, whatever py-spy says.
+        What cannot be understood is a failure.
         """
-        tool("import sys; sys.exit('Permission denied (os error 13)')")
-        ended = subprocess.Popen([sys.executable, "-S", "-c", ""])
-        ended.wait()
+        tools.say("py-spy", text)
 
-        threads, attempt = dump(ended.pid)
+        (attempt, _) = capture_process(os.getpid()).attempts
 
-        assert ((), CaptureStatus.EXITED) == (threads, attempt.status)
+        assert CaptureStatus.TOOL_FAILED is attempt.status
+        assert "unexpected" in attempt.detail
 
-    def test_slow(self, tool):
+    @pytest.mark.parametrize("says", ["changed", NO_PYTHON])
+    @pytest.mark.parametrize("tries", [1, 2])
+    def test_once_more(self, dump, py_spy, says, tries):
         """
-        The time is limited.
+        A process that changes while it is looked at is looked at again, also
+        if it seemed to be no Python.
         """
-        tool("import time; time.sleep(600)")
+        got = dump(*[says] * tries, FRAMES)
 
-        _, attempt = dump(timeout_s=0.5)
-
-        assert CaptureStatus.TIMED_OUT is attempt.status
-        assert attempt.seconds < 60
-
-    def test_once_more(self, tool, tmp_path):
-        """
-        A process that changes while it is looked at is looked at again.
-        """
-        flag = tmp_path / "flag"
-        tool(
-            f"import os, sys\nif not os.path.exists({str(flag)!r}):\n"
-            f"    open({str(flag)!r}, 'w'); sys.exit('changed')\n" + ANSWER
-        )
-
-        threads, attempt = dump()
-
-        assert 1 == len(threads)
-        assert CaptureStatus.OK is attempt.status
+        assert tries + 1 == len(py_spy.calls)
+        assert CaptureStatus.OK is got.status
 
     @pytest.mark.parametrize(
         ("last", "expected"),
         [
-            (["<genexpr>", "weigh", "<module>"], ["<genexpr>", "weigh"]),
-            (["<genexpr>"], ["<genexpr>"]),
-            ([], ["<genexpr>"]),
+            (frames("<genexpr>", "weigh", "<module>"), ["<genexpr>", "weigh"]),
+            (frames("<genexpr>"), ["<genexpr>"]),
+            ("no such process", ["<genexpr>"]),
         ],
         ids=["whole", "always", "gone"],
     )
-    def test_cut_off(self, tool, tmp_path, last, expected):
+    def test_cut_off(self, dump, last, expected):
         """
         A stack whose end was lost, as a generator gave way, is read again;
         what was seen of it is kept if that never succeeds.
         """
-        flag = tmp_path / "flag"
-        tool(
-            "import json, os, sys\n"
-            f"names = {last}\n"
-            f"if not os.path.exists({str(flag)!r}):\n"
-            f"    open({str(flag)!r}, 'w'); names = ['<genexpr>']\n"
-            "if not names: sys.exit('no such process')\n"
-            "frames = [{'name': x, 'filename': '/a.py', 'line': 1}"
-            " for x in names]\n"
-            "print(json.dumps([{'pid': int(sys.argv[-1]), 'thread_id': 1,"
-            " 'thread_name': 'MainThread', 'active': True,"
-            " 'frames': frames}]))\n"
-        )
+        got = dump(frames("<genexpr>"), last)
 
-        (only,), attempt = dump()
+        seen = got.stacks.main_thread.frames
+        assert expected == [f.name for f in seen][:2]
+        assert CaptureStatus.OK is got.status
 
-        assert expected == [f.name for f in only.frames][:2]
-        assert CaptureStatus.OK is attempt.status
-
-    def test_module_that_is_called(self, tool, tmp_path):
+    def test_module_that_is_called(self, dump, py_spy):
         """
         What python -m runs has callers, is whole, and is read once.
         """
-        log = tmp_path / "log"
         names = ["step", "<module>", "_run_code", "_run_module_as_main"]
-        tool(
-            "import json, sys\n"
-            f"open({str(log)!r}, 'a').write('.')\n"
-            "frames = [{'name': x, 'filename': '/a.py', 'line': 1}"
-            f" for x in {names}]\n"
-            "print(json.dumps([{'pid': int(sys.argv[-1]), 'thread_id': 1,"
-            " 'thread_name': 'MainThread', 'active': True,"
-            " 'frames': frames}]))\n"
-        )
 
-        (only,), _ = dump()
+        got = dump(frames(*names))
 
-        assert names == [f.name for f in only.frames]
-        assert "." == log.read_text()
+        assert names == [f.name for f in got.stacks.main_thread.frames]
+        assert 1 == len(py_spy.calls)
 
-    def test_never(self, tool, tmp_path):
+    def test_slow(self, tools):
         """
-        It is not tried for ever.
+        The time is limited.
         """
-        log = tmp_path / "log"
-        tool(f"import sys; open({str(log)!r}, 'a').write('.'); sys.exit('no')")
+        tools.write("py-spy", "exec sleep 600")
 
-        dump()
+        got = capture_process(os.getpid(), timeout_s=0.3)
 
-        assert "..." == log.read_text()
+        assert CaptureStatus.TIMED_OUT is got.attempts[0].status
+        assert got.attempts[0].seconds < 60
 
-    def test_moving(self, tool, tmp_path):
+    def test_ended(self, py_spy):
         """
-        Of a deep recursion it is tried more often, and not for ever either.
+        A process that has ended is reported as such, whatever py-spy says.
         """
-        log = tmp_path / "log"
-        tool(
-            f"import sys; open({str(log)!r}, 'a').write('.')\n"
-            "sys.exit('Error: Failed to get stack traces\\n\\nCaused by:\\n"
-            "    1: Failed to copy PyCodeObject\\n    2: Bad address "
-            "(os error 14)')"
-        )
+        with subprocess.Popen(["/bin/cat"], stdin=subprocess.PIPE) as process:
+            pid = process.pid
+            py_spy.sees(pid, "Permission denied (os error 13)")
+            py_spy.does(pid, 0, f"kill -9 {pid}")
 
-        _, attempt = dump()
+            got = capture_process(pid)
 
-        assert 10 * "." == log.read_text()
-        assert CaptureStatus.TOOL_FAILED is attempt.status
+        assert "zombie" == got.status
 
-    @pytest.mark.parametrize("tries", [2, 3])
-    def test_no_python(self, tool, tmp_path, tries):
+    @pytest.mark.parametrize(
+        ("code", "status", "shown"),
+        [
+            (None, CaptureStatus.TOOL_MISSING, "pip install py-spy"),
+            ("#!/none\n", CaptureStatus.TOOL_FAILED, "cannot be run"),
+        ],
+    )
+    def test_no_tool(self, tools, code, status, shown):
         """
-        Who is in motion may look like no Python: that is asked again, too.
+        Without py-spy there is a way to get it; one that does not start is
+        reported.
         """
-        log = tmp_path / "log"
-        tool(
-            f"import os, sys; open({str(log)!r}, 'a').write('.')\n"
-            f"if os.path.getsize({str(log)!r}) < {tries}:\n"
-            "    sys.exit('Error: Failed to find python version from target "
-            "process')\n" + ANSWER
-        )
+        if code:
+            tools.write("py-spy", "").write_text(code)
 
-        threads, attempt = dump()
+        (attempt, _) = capture_process(os.getpid()).attempts
 
-        assert tries * "." == log.read_text()
-        assert 1 == len(threads)
-        assert CaptureStatus.OK is attempt.status
-
-    def test_never_python(self, tool, tmp_path):
-        """
-        What is no Python, is told to be none.
-        """
-        log = tmp_path / "log"
-        tool(
-            f"import sys; open({str(log)!r}, 'a').write('.')\n"
-            "sys.exit('Error: Failed to find python version from target "
-            "process')"
-        )
-
-        threads, attempt = dump()
-
-        assert "..." == log.read_text()
-        assert () == threads
-        assert CaptureStatus.UNSUPPORTED_PYTHON is attempt.status
-
-    def test_no_tool(self, monkeypatch):
-        """
-        Without py-spy there is a way to get it.
-        """
-        monkeypatch.setattr(pyspy, "find_tool", lambda _: None)
-
-        _, attempt = dump()
-
-        assert (CaptureStatus.TOOL_MISSING, "pip install py-spy") == (
-            attempt.status,
-            attempt.remedy,
-        )
-
-    def test_broken_tool(self, tool):
-        """
-        A tool that cannot be started is told.
-        """
-        tool(ANSWER).write_text("#!/none\n")
-
-        _, attempt = dump()
-
-        assert CaptureStatus.TOOL_FAILED is attempt.status
-        assert "cannot be run" in attempt.detail
+        assert status is attempt.status
+        assert shown in attempt.detail + attempt.remedy
 
 
 SECRET = "correct horse battery staple"
-LOCALS = """\
-import json, sys
-if "--locals" in sys.argv and {fails}: sys.exit("panic: correct horse")
-local = {{"name": "key", "addr": 7, "repr": "correct horse battery staple"}}
-frame = {{"name": "f", "filename": "/a.py", "line": 1, "locals": [local]}}
-print(json.dumps([{{"pid": 1, "thread_id": 1, "thread_name": "MainThread",
-                   "frames": [frame]}}]))
-"""
 
 
 class TestValues:
@@ -306,54 +188,54 @@ class TestValues:
     Whether variables change can be asked, but not what they hold.
     """
 
-    def dump(self, *, values=True):
+    @pytest.fixture
+    def capture(self, kernel, tools, tmp_path):
         """
-        Look at this process.
+        Looks twice at a process that runs, and has a secret.
         """
-        pid = os.getpid()
-        state = read_state(pid)
-        return dump_python(pid, state, timeout_s=20.0, values=values)
+        pid = kernel.rank(0, state="R")
+        local = {"name": "key", "addr": 7, "repr": SECRET}
+        (only,) = frames("f", "<module>")
+        only["frames"][0]["locals"] = [local]
 
-    def test_digest(self, tool):
+        def give(*, fails=False):
+            tools.python(
+                "py-spy",
+                f"if '--locals' in sys.argv and {fails}:\n"
+                f"    sys.exit('panic: {SECRET}')\n"
+                f"import json; print(json.dumps({[only]}))",
+            )
+            return capture_process(pid, looks=2, interval_s=0)
+
+        return give
+
+    @pytest.mark.parametrize(
+        ("fails", "is_known"), [(False, False), (True, None)]
+    )
+    def test_kept(self, capture, fails, is_known):
         """
-        Of the values one number per thread is kept, if it is asked for.
+        Of the values only that they changed is kept; and if py-spy cannot read
+        them, the stacks come without.
         """
-        tool(LOCALS.format(fails=False))
+        got = capture(fails=fails)
 
-        got, plain = self.dump(), self.dump(values=False)
+        main = got.stacks.main_thread
+        assert CaptureStatus.OK is got.status
+        assert "f" == main.frames[0].name
+        assert is_known is main.activity.has_new_values
+        assert "horse" not in repr(got)
 
-        assert got.threads == plain.threads
-        assert 1 == len(got.values)
-        assert () == plain.values
-        assert SECRET not in repr(got)
-
-    def test_without(self, tool):
-        """
-        If py-spy cannot read the variables, the stacks come without them.
-        """
-        tool(LOCALS.format(fails=True))
-
-        got = self.dump()
-
-        assert (1, CaptureStatus.OK, ()) == (
-            len(got.threads),
-            got.attempt.status,
-            got.values,
-        )
-        assert "horse" not in repr(got.attempt)
-
-    def test_no_file(self, tool, tmp_path, monkeypatch):
+    def test_no_file(self, capture, monkeypatch):
         """
         Values never come near a disk.
         """
-        tool(LOCALS.format(fails=False))
         calls = []
         real = tempfile.TemporaryFile
         monkeypatch.setattr(
             tempfile, "TemporaryFile", lambda: calls.append(1) or real()
         )
 
-        self.dump()
+        capture()
 
-        # That is for what py-spy complains about.
-        assert 1 == len(calls)
+        # That is, in each look, for what py-spy complains about.
+        assert 2 == len(calls)

@@ -1,234 +1,59 @@
 """
-What is in the way of looking into processes, and how that is told beforehand.
+What is in the way of looking into processes, and how that is reported
+beforehand.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 import shutil
-import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 from types import SimpleNamespace
-from unittest.mock import Mock
 
-import attrs
+import psutil
 import pytest
 
-from distdebug.capture import Check, check_capture
-from distdebug.capture.model import CaptureStatus
-from distdebug.capture.permission import (
-    hindrance,
-    namespace,
-    rights,
-    trial,
-    versions,
-)
-from distdebug.capture.permission.hindrance import attach_hindrance
-from distdebug.capture.tool import ToolOutput
-from distdebug.processes import ProcessState, read_state
-from distdebug.stacks import ThreadStack
+from distdebug.capture import Check, capture_process, check_capture
+from distdebug.processes import read_state
 
 
-PARENT = os.getppid()
-GONE = FileNotFoundError(2, "No usable temporary directory found")
-FINE = ProcessState(letter="S", start_ticks=1, pid_inside=PARENT)
+pytestmark = pytest.mark.process
+
+
+STATUS = "/proc/self/status"
 
 
 @pytest.fixture
-def looks(monkeypatch):
+def check(kernel, tools):
     """
-    Says how the process looks, each time it is looked at.
+    Gives the result of one check.
     """
-
-    def tell(*states):
-        left = list(states)
-
-        def look(_):
-            return left.pop(0) if len(left) > 1 else left[0]
-
-        monkeypatch.setattr(hindrance, "read_state", look)
-
-    monkeypatch.setattr(hindrance, "why_never", lambda _: "")
-    monkeypatch.setattr(hindrance, "why_denied", lambda _: None)
-    monkeypatch.setattr(hindrance, "_BETWEEN_S", 0)
-    return tell
+    return lambda name: {c.name: c for c in check_capture()}[name]
 
 
-def state(**changes):
+def asking(tools, question, answer):
     """
-    The state of a process that sleeps, but for the changes.
+    Let a program of Python that asks something end in this way.
     """
-    return attrs.evolve(FINE, **changes)
-
-
-class TestAttachHindrance:
-    def test_nothing(self, looks):
-        """
-        Nothing is in the way of an ordinary process.
-        """
-        looks(FINE)
-
-        assert attach_hindrance(PARENT) is None
-
-    def test_ourselves(self):
-        """
-        Nothing is attached to ourselves.
-        """
-        found, advice = attach_hindrance(os.getpid())
-
-        assert "skipped" == found
-        assert "name a process of the job" in advice
-
-    def test_gone(self):
-        """
-        Nothing can be attached to a process that is not there.
-        """
-        assert "exited" == attach_hindrance(999999999)[0]
-
-    def test_stopped(self, looks):
-        """
-        The state comes first.
-        """
-        looks(state(letter="T"))
-
-        assert "stopped" == attach_hindrance(PARENT)[0]
-
-    def test_reads_a_disk(self, looks):
-        """
-        Who waits inside the kernel for a moment only is not kept from being
-        looked into.
-        """
-        busy = state(uninterruptible=(5,))
-
-        looks(busy, busy, busy, FINE)
-
-        assert attach_hindrance(PARENT) is None
-
-        looks(busy, busy, state(uninterruptible=(6,)), busy)
-
-        assert attach_hindrance(PARENT) is None
-
-    def test_waits_on(self, looks):
-        """
-        Who stays inside the kernel cannot be attached to.
-        """
-        looks(state(uninterruptible=(5, 6)), state(uninterruptible=(5,)))
-
-        assert "uninterruptible" == attach_hindrance(PARENT)[0]
-
-    def test_ends_meanwhile(self, looks):
-        """
-        Who leaves the kernel may end at once.
-        """
-        looks(state(letter="D", uninterruptible=(5,)), state(letter="Z"))
-
-        assert "zombie" == attach_hindrance(PARENT)[0]
-
-    def test_denied(self, looks, monkeypatch):
-        """
-        A missing right comes before another namespace.
-        """
-        denied = CaptureStatus.YAMA, "lower it"
-        looks(state(pid_inside=PARENT + 1))
-        monkeypatch.setattr(hindrance, "why_denied", lambda _: denied)
-
-        assert denied == attach_hindrance(PARENT)
-
-    def test_other_namespace(self, looks, monkeypatch):
-        """
-        A process of a container is told, and how one comes in there.
-        """
-        looks(state(pid_inside=PARENT + 1))
-
-        found, advice = attach_hindrance(PARENT)
-
-        assert "other_namespace" == found
-        assert f"nsenter -t {PARENT} -p -m" in advice
-
-        monkeypatch.setattr(hindrance, "proc_is_foreign", lambda: True)
-        looks(FINE)
-
-        assert "other_namespace" == attach_hindrance(PARENT)[0]
-
-
-class TestNamespace:
-    def test_here(self):
-        """
-        A process of our own namespace is looked into from here.
-        """
-        found = namespace.argv_inside("sh", PARENT, FINE)
-
-        assert ([shutil.which("sh")], PARENT) == found
-        assert namespace.argv_inside("nonsense", PARENT, FINE) is None
-        assert not namespace.proc_is_foreign()
-
-    def test_there(self, monkeypatch):
-        """
-        A process of a container is looked into from there, by root.
-        """
-        inside = state(pid_inside=3)
-        monkeypatch.setattr(namespace, "find_tool", lambda name: f"/x/{name}")
-        monkeypatch.setattr(namespace, "_PLACES", ("none", "bin"))
-        monkeypatch.setattr(namespace.os, "geteuid", lambda: 0)
-        monkeypatch.setattr(
-            namespace.os,
-            "access",
-            lambda path, _: path == f"/proc/{PARENT}/root/bin/gdb",
-        )
-
-        found = namespace.argv_inside("gdb", PARENT, inside)
-
-        enter = ["/x/nsenter", "-t", str(PARENT), "-p", "-m", "--"]
-        assert ([*enter, "/bin/gdb"], 3) == found
-        assert namespace.argv_inside("py-spy", PARENT, inside) is None
-
-        monkeypatch.setattr(namespace.os, "geteuid", lambda: 7)
-
-        assert namespace.argv_inside("gdb", PARENT, inside) is None
-
-    def test_numbers(self):
-        """
-        Threads keep the numbers that they have here.
-        """
-        threads = (
-            ThreadStack(name="a", frames=(), thread_id=os.getpid()),
-            ThreadStack(name="b", frames=(), thread_id=None),
-        )
-
-        same = namespace.outer_numbers(threads, os.getpid(), os.getpid())
-        found = namespace.outer_numbers(threads, os.getpid(), 3)
-
-        assert threads == same == found
-
-    def test_numbers_inside(self, monkeypatch):
-        """
-        The numbers of a container are translated, as far as they are known.
-        """
-        statuses = {71: b"NSpid:\t71\t1\n", 72: None}
-        monkeypatch.setattr(namespace, "list_numbers", lambda _: [71, 72])
-        monkeypatch.setattr(
-            namespace,
-            "read_proc",
-            lambda path: statuses[int(path.split("/")[4])],
-        )
-        threads = (
-            ThreadStack(name="a", frames=(), thread_id=1),
-            ThreadStack(name="b", frames=(), thread_id=2),
-        )
-
-        found = namespace.outer_numbers(threads, 71, 1)
-
-        assert [71, 2] == [t.thread_id for t in found]
+    (tools.folder / "python").unlink()
+    real = os.path.realpath("/proc/self/exe")
+    tools.write(
+        "python",
+        f'case "$*" in *"{question}"*) {answer};; esac\nexec {real} "$@"',
+    )
 
 
 class TestCheckCapture:
     def test_all(self):
         """
-        Everything is told once, in little time.
+        Everything is reported once, in little time, and no process is left.
         """
+        before = psutil.Process().children()
         begin = time.monotonic()
 
         checks = check_capture()
@@ -239,6 +64,7 @@ class TestCheckCapture:
         assert all(check.detail for check in checks)
         assert all(c.remedy for c in checks if c.ok is False)
         assert time.monotonic() - begin < 10
+        assert before == psutil.Process().children()
 
     def test_not_linux(self, monkeypatch):
         """
@@ -250,323 +76,433 @@ class TestCheckCapture:
 
         assert check.ok is False
 
-    def test_late(self, monkeypatch):
+    def test_late(self, kernel, tools, tmp_path, monkeypatch):
         """
         A check that does not end is not waited for.
         """
-        monkeypatch.setattr(
-            rights, "each", lambda _, todo, **__: [None for _ in todo]
-        )
+        # No user can set how long that is.
+        rights = "distdebug.capture.permission.rights"
+        monkeypatch.setattr(f"{rights}._TIMEOUT_S", 0.5)
+        kernel.hang(tmp_path / "pipe")
+        kernel.link("/proc/sys/kernel/core_pattern", tmp_path / "pipe")
 
-        assert {"checks"} == {check.name for check in check_capture()}
+        *_, last = check_capture()
+
+        assert ("checks", False) == (last.name, last.ok)
 
 
 class TestChecks:
-    @pytest.fixture
-    def proc(self, monkeypatch):
-        """
-        Says what the kernel tells.
-        """
-        files = {}
-        monkeypatch.setattr(
-            rights, "read_proc", lambda path: files.get(path.split("/")[-1])
-        )
-        return files
-
-    @pytest.mark.parametrize(("uid", "ok"), [(1000, None), (0, False)])
-    def test_capability(self, proc, monkeypatch, uid, ok):
+    @pytest.mark.parametrize(
+        ("mask", "uid", "ok"),
+        [("80000", 0, True), ("0", 1000, None), ("0", 0, False)],
+    )
+    def test_capability(self, check, kernel, mask, uid, ok):
         """
         Without the capability, only processes of this user can be seen; and
         those of root have rights that root itself then lacks.
         """
-        monkeypatch.setattr(rights.os, "geteuid", lambda: uid)
-        proc["status"] = b"CapEff:\t0000000000080000\n"
+        kernel.run_as(uid)
+        kernel.answers[STATUS] = f"CapEff:\t{mask}\n"
 
-        assert rights._check_capability().ok
+        found = check("CAP_SYS_PTRACE")
 
-        proc["status"] = b"CapEff:\t0\n"
-        check = rights._check_capability()
-
-        assert ok is check.ok
-        assert "--cap-add SYS_PTRACE" in check.remedy
+        assert ok is found.ok
+        assert ok or "--cap-add SYS_PTRACE" in found.remedy
 
     @pytest.mark.parametrize(
         ("scope", "mask", "ok"),
         [
-            (0, b"0", True),
-            (1, b"80000", True),
-            (1, b"0", False),
-            (3, b"80000", False),
+            (0, "0", True),
+            ("?", "?", True),
+            (1, "80000", True),
+            (1, "0", False),
+            (3, "80000", False),
         ],
     )
-    def test_yama(self, proc, monkeypatch, scope, mask, ok):
+    def test_yama(self, check, kernel, scope, mask, ok):
         """
-        Yama is in the way of those who have no right of their own.
+        Yama is in the way of processes that have no right of their own.
         """
-        proc["status"] = b"CapEff:\t" + mask + b"\n"
-        monkeypatch.setattr(rights, "yama_scope", lambda: scope)
+        kernel.answers |= {
+            STATUS: f"CapEff:\t{mask}\n",
+            "/proc/sys/kernel/yama/ptrace_scope": f"{scope}\n",
+        }
 
-        check = rights._check_yama()
+        found = check("Yama")
 
-        assert (ok, not ok) == (check.ok, "ptrace_scope" in check.remedy)
+        assert (ok, not ok) == (found.ok, "ptrace_scope" in found.remedy)
 
     @pytest.mark.parametrize(
-        ("text", "filtered", "expected"),
+        ("answer", "expected"),
         [
-            (b"Seccomp:\t0\n", False, "no filter"),
-            (b"Seccomp:\t2\nNoNewPrivs:\t1\n", False, "sudo does not"),
-            (b"Seccomp:\t2\n", True, "refuses ptrace"),
+            ("exit 101", "refuses ptrace"),  # EPERM
+            ("kill -31 $$", "refuses ptrace"),
+            ("exit 103", "sudo does not"),  # ESRCH: it was asked
+            ("exit 1", "sudo does not"),
         ],
     )
-    def test_seccomp(self, proc, monkeypatch, text, filtered, expected):
+    def test_seccomp(self, check, kernel, tools, answer, expected):
         """
-        Only a filter that refuses ptrace is in the way.
+        Only a filter that refuses ptrace is in the way; a call that can only
+        fail in one way shows whether it does.
         """
-        proc["status"] = text
-        monkeypatch.setattr(rights, "ptrace_is_filtered", lambda: filtered)
+        asking(tools, "ptrace(17", answer)
+        kernel.answers[STATUS] = "Seccomp:\t2\nNoNewPrivs:\t1\n"
 
-        check = rights._check_seccomp()
+        found = check("seccomp")
 
-        assert filtered != check.ok
-        assert expected in check.detail
+        assert ("refuses" not in expected) == found.ok
+        assert expected in found.detail
+
+    def test_no_seccomp(self, check, kernel, tools):
+        """
+        Where there is no filter, nothing is tried.
+        """
+        asking(tools, "ptrace(17", "exit 101")
+        kernel.answers[STATUS] = "Seccomp:\t0\n"
+
+        assert "no filter" == check("seccomp").detail
 
     @pytest.mark.parametrize(
-        ("link", "foreign", "ok", "detail"),
+        ("link", "ourselves", "detail"),
         [
-            ("pid:[4026531836]", False, True, "of the node"),
-            ("pid:[7]", False, True, "of a container"),
-            ("pid:[7]", True, False, "another one"),
+            ("pid:[4026531836]", None, "of the node"),
+            ("pid:[7]", None, "of a container"),
+            ("pid:[7]", "1", "another one"),
         ],
     )
-    def test_namespace(self, monkeypatch, link, foreign, ok, detail):
+    def test_namespace(self, check, kernel, link, ourselves, detail):
         """
         In a container only its own processes can be seen.
         """
-        monkeypatch.setattr(rights, "read_link", lambda _: link)
-        monkeypatch.setattr(rights, "proc_is_foreign", lambda: foreign)
+        kernel.link("/proc/self/ns/pid", link)
+        if ourselves:
+            kernel.link("/proc/self", ourselves)
 
-        check = rights._check_namespace()
+        found = check("PID namespace")
 
-        assert ok == check.ok
-        assert detail in check.detail
+        assert (ourselves is None) == found.ok
+        assert detail in found.detail
 
-    def test_hidepid(self, proc, monkeypatch):
+    @pytest.mark.parametrize(("uid", "ok"), [(7, None), (0, True)])
+    def test_hidepid(self, check, kernel, uid, ok):
         """
-        Processes of others may be hidden from those who are not root.
+        Processes of others may be hidden from users other than root.
         """
-        proc["mounts"] = b"proc /proc proc rw,hidepid=invisible 0 0\n"
-        monkeypatch.setattr(rights.os, "geteuid", lambda: 7)
+        mounts = "proc /proc proc rw,hidepid=invisible 0 0\n"
+        kernel.answers["/proc/self/mounts"] = mounts
+        kernel.run_as(uid)
 
-        assert rights._check_proc().ok is None
+        assert ok is check("/proc").ok
 
-        monkeypatch.setattr(rights.os, "geteuid", lambda: 0)
-
-        assert rights._check_proc().ok
-
-    def test_space(self, proc, monkeypatch):
+    @pytest.mark.parametrize(
+        ("memory", "free"), [(8 << 20, 1 << 40), (8, 1 << 40), (8 << 20, 9)]
+    )
+    def test_space(self, check, kernel, monkeypatch, memory, free):
         """
         Tools need some space and memory.
         """
-        monkeypatch.setattr(
-            rights.shutil,
-            "disk_usage",
-            lambda _: SimpleNamespace(free=1 << 40),
-        )
-        proc["meminfo"] = b"MemAvailable:    8388608 kB\n"
+        usage = SimpleNamespace(free=free)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+        kernel.answers["/proc/meminfo"] = f"MemAvailable:    {memory} kB\n"
 
-        assert rights._check_space().ok
+        is_enough = memory > 8 and free > 9
+        assert (is_enough or None) is check("space").ok
 
-        proc["meminfo"] = b""
-
-        assert rights._check_space().ok is None
-
-    @pytest.mark.parametrize(
-        ("pattern", "limit", "expected"),
-        [
-            (b"|/lib/collect %P\n", 0, (True, "go to /lib/collect")),
-            (b"core\n", 5, (True, "are written to 'core'")),
-        ],
-    )
-    def test_core_dumps(self, proc, monkeypatch, pattern, limit, expected):
+    def test_no_temporary_folder(self, check, monkeypatch):
         """
-        Where core dumps go is told.
+        Where no temporary folder can be used, that is reported with a remedy.
         """
-        proc["core_pattern"] = pattern
-        monkeypatch.setattr(
-            rights.resource, "getrlimit", lambda _: (limit, limit)
-        )
 
-        check = rights._check_core_dumps()
+        def fail():
+            msg = "No usable temporary directory found"
+            raise FileNotFoundError(2, msg)
 
-        assert expected == (check.ok, check.detail)
+        monkeypatch.setattr(tempfile, "gettempdir", fail)
 
-    def test_no_core_dumps(self, proc, monkeypatch):
-        """
-        Without core dumps a crash leaves less, but that is up to the user.
-        """
-        proc["core_pattern"] = b"core\n"
-        monkeypatch.setattr(rights.resource, "getrlimit", lambda _: (0, 0))
+        found = check("space")
 
-        check = rights._check_core_dumps()
+        assert found.ok is False
+        assert "No usable temporary directory" in found.detail
+        assert "TMPDIR" in found.remedy
 
-        assert check.ok is None
-        assert "ulimit -c unlimited" in check.remedy
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ("|/lib/collect %P\n", 0, (True, "go to /lib/collect", "")),
+        ("core\n", 5, (True, "are written to 'core'", "")),
+        ("core\n", 0, (None, "are off: a crash", "ulimit -c unlimited, b")),
+    ],
+)
+def test_core_dumps(kernel, tools, monkeypatch, case):
+    """
+    Where core dumps go is reported; without them a crash leaves less, but that
+    is up to the user.
+    """
+    pattern, limit, (ok, detail, remedy) = case
+    kernel.answers["/proc/sys/kernel/core_pattern"] = pattern
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (limit, limit))
+
+    (found,) = [c for c in check_capture() if c.name == "core dumps"]
+
+    assert ok is found.ok
+    assert found.detail.startswith(detail)
+    assert found.remedy.startswith(remedy)
 
 
 class TestVersions:
-    @pytest.fixture
-    def says(self, monkeypatch):
+    def test_version(self, check, tools):
         """
-        Says what the tool answers.
+        The version is reported; that the unwinder of some is broken is known.
         """
+        tools.say("gdb", "GNU gdb (Debian 13.1-3) 13.1")
+        tools.say("cuda-gdb", "NVIDIA (R) CUDA Debugger\n11.8 release")
 
-        def tell(answer):
-            def run(*_, **__):
-                if isinstance(answer, Exception):
-                    raise answer
-                return answer
-
-            monkeypatch.setattr(versions, "find_tool", lambda _: "/bin/tool")
-            monkeypatch.setattr(versions, "run_tool", run)
-
-        return tell
-
-    def test_version(self, says):
-        """
-        The version is told.
-        """
-        says(ToolOutput(0, "GNU gdb (Debian 13.1-3) 13.1\n", ""))
-
-        assert Check("gdb", ok=True, detail="13.1") == versions.tool_check(
-            "gdb"
-        )
-
-    def test_broken_unwinder(self, says):
-        """
-        That the unwinder of some versions is broken is known.
-        """
-        text = "NVIDIA (R) CUDA Debugger\n11.8 release\n"
-        says(ToolOutput(0, text, ""))
-
-        check = versions.tool_check("cuda-gdb")
-
-        assert check.ok
-        assert "unwinder is broken" in check.detail
+        assert Check("gdb", ok=True, detail="13.1") == check("gdb")
+        assert check("cuda-gdb").ok
+        assert "unwinder is broken" in check("cuda-gdb").detail
 
     @pytest.mark.parametrize(
-        "answer",
-        [ToolOutput(1, "1.2", ""), ToolOutput(0, "?", ""), OSError("no")],
+        "code", ["#!/bin/sh\necho 1.2; exit 1", "#!/bin/sh\necho ?", "#!/none"]
     )
-    def test_broken(self, says, answer):
+    def test_broken(self, check, tools, code):
         """
-        A tool that does not start is told.
+        A tool that does not start is reported.
         """
-        says(answer)
+        tools.write("py-spy", "").write_text(f"{code}\n")
 
-        check = versions.tool_check("py-spy")
+        found = check("py-spy")
 
-        assert (False, "reinstall py-spy") == (check.ok, check.remedy)
+        assert (False, "reinstall py-spy") == (found.ok, found.remedy)
 
-    def test_missing(self, monkeypatch):
+    def test_missing(self, check):
         """
-        Only py-spy is needed; what the others are for is told.
+        Only py-spy is needed; what the others are for is reported.
         """
-        monkeypatch.setattr(versions, "find_tool", lambda _: None)
-
-        needed = versions.tool_check("py-spy")
-        other = versions.tool_check("cuda-gdb")
+        needed, other = check("py-spy"), check("cuda-gdb")
 
         assert (False, "pip install py-spy") == (needed.ok, needed.remedy)
         assert other.ok is None
         assert "kernels on GPUs" in other.detail
+        assert "py-spy is not there" in check("Python stacks").detail
+
+
+CHECK = """
+import sys; sys.executable = sys.argv[1]
+from distdebug.capture import check_capture; check_capture()
+"""
 
 
 class TestTrial:
-    def test_cannot_start(self, monkeypatch):
+    def test_cannot_start(self, check, kernel, monkeypatch):
         """
-        Where no process can be started, that is told.
+        Where no process can be started, that is reported, and nothing is said
+        against the filter.
         """
         monkeypatch.setattr(sys, "executable", "/none")
+        kernel.answers[STATUS] = "Seccomp:\t2\n"
 
-        (check,) = trial.trial_checks()
+        assert check("trial").ok is False
+        assert check("seccomp").ok
 
-        assert check.ok is False
-
-    def test_no_tool(self, monkeypatch):
+    @pytest.mark.parametrize(
+        ("answer", "detail"),
+        [
+            ("exit 101", "Operation not permitted: no native stacks"),
+            # A filter may kill whatever tries.
+            ("kill -31 $$", "it was killed: no native stacks"),
+        ],
+    )
+    def test_refused(self, check, kernel, tools, answer, detail):
         """
-        Without py-spy there is nothing to try it with.
+        What refuses us is reported, with the remedy.
         """
-        monkeypatch.setattr(trial, "find_tool", lambda _: None)
-
-        reading, _ = trial.trial_checks()
-
-        assert reading.ok is False
-        assert "py-spy is not there" in reading.detail
-
-    def test_refused(self, monkeypatch):
-        """
-        What refuses us is told, with the remedy.
-        """
-        refused = CaptureStatus.YAMA, "lower it"
-        answers = {
-            "dump": ToolOutput(1, "", "Error: what?"),
-            "-I": ToolOutput(101, "", ""),
+        tools.complain("py-spy", "Error: what?")
+        asking(tools, "0x4206", answer)
+        kernel.answers |= {
+            STATUS: "CapEff:\t0\nSeccomp:\t0\n",
+            "/proc/sys/kernel/yama/ptrace_scope": "1\n",
         }
-        monkeypatch.setattr(
-            trial, "run_tool", lambda argv, **_: answers[argv[1]]
-        )
-        monkeypatch.setattr(trial, "find_tool", lambda name: name)
-        monkeypatch.setattr(trial, "why_denied", lambda _: refused)
 
-        reading, attaching = trial.trial_checks()
+        reading, attaching = check("Python stacks"), check("attaching")
 
         assert (False, "Error: what?") == (reading.ok, reading.detail)
-        assert (False, "lower it") == (attaching.ok, attaching.remedy)
-        assert "Operation not permitted" in attaching.detail
+        assert (False, detail) == (attaching.ok, attaching.detail)
+        assert "ptrace_scope is 1" in attaching.remedy
 
-    def test_killed(self, monkeypatch):
+    def test_ends_with_us(self, tools):
         """
-        A filter may kill whoever tries.
+        The process that is tried on ends when we are gone.
         """
-        killed = ToolOutput(-signal.SIGSYS, "", "")
-        monkeypatch.setattr(trial, "run_tool", lambda *_, **__: killed)
-
-        check = trial._try_attaching(PARENT)
-
-        assert "it was killed: no native stacks" == check.detail
-
-    def test_nobody_is_left(self):
-        """
-        The process that is tried on is gone afterwards.
-        """
-        with trial._child() as pid:
-            assert read_state(pid) is not None
-
-        assert read_state(pid) is None
-
-    def test_ends_with_us(self):
-        """
-        The process that is tried on ends when nobody needs it.
-        """
+        path = tools.folder / "pid"
+        tools.write(
+            "py-spy",
+            f"for pid; do :; done\ntest $1 = dump || exit 0\necho $pid >{path}"
+            "\nwhile kill -0 $pid; do sleep 0.05; done",
+        )
         with subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", trial._CHILD],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            [
+                sys.executable,
+                "-c",
+                CHECK,
+                str(tools.folder / "python"),
+            ],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         ) as process:
-            process.stdout.readline()
-            process.stdin.close()
+            while not (path.exists() and path.read_text().strip()):
+                time.sleep(0.01)
+            pid = int(path.read_text())
+            state = read_state(pid)
+            process.kill()
 
-            assert 0 == process.wait(60)
+        assert state is not None
+        while (state := read_state(pid)) and not state.has_ended:
+            time.sleep(0.01)
 
 
-def test_no_temporary_folder(monkeypatch):
+class TestHindrance:
     """
-    Where no temporary folder can be used, that is told with a remedy.
+    What keeps tools from being attached, which is found out beforehand.
     """
-    monkeypatch.setattr(rights.tempfile, "gettempdir", Mock(side_effect=GONE))
 
-    found = rights._check_space()
+    @pytest.fixture
+    def tried(self, kernel, tools):
+        """
+        How it went with the first tool; where nothing is in the way, there is
+        none.
+        """
 
-    assert ("space", False) == (found.name, found.ok)
-    assert "No usable temporary directory" in found.detail
-    assert "TMPDIR" in found.remedy
+        def give(pid):
+            attempts = capture_process(pid, native=True).attempts
+            return next(a for a in attempts if a.tool == "pystack")
+
+        return give
+
+    def test_nothing(self, kernel, tried):
+        """
+        Nothing is in the way of an ordinary process.
+        """
+        pid = kernel.rank(0)
+        kernel.path(pid, "mem").touch()
+
+        assert "tool_missing" == tried(pid).status
+
+    @pytest.mark.parametrize("is_parent", [False, True])
+    def test_never(self, tried, is_parent):
+        """
+        Nothing is attached to ourselves, or to what waits for us.
+        """
+        found = tried(os.getppid() if is_parent else os.getpid())
+
+        assert "skipped" == found.status
+        assert "name a process of the job" in found.remedy
+
+    @pytest.mark.parametrize("letter", ["T", "Z"])
+    def test_state(self, kernel, tried, letter):
+        """
+        The state comes first.
+        """
+        expected = {"T": "stopped", "Z": "zombie"}[letter]
+
+        assert expected == tried(kernel.rank(0, state=letter)).status
+
+    @pytest.mark.parametrize(
+        ("steps", "expected"),
+        [
+            (["1 2", "2"], "uninterruptible"),
+            (["1 2", "2", ""], "tool_missing"),
+            (["1", "2"], "tool_missing"),
+            (["1", "Z"], "zombie"),
+        ],
+        ids=["stays", "reads a disk", "in turn", "ends"],
+    )
+    def test_uninterruptible(
+        self, kernel, tried, monkeypatch, steps, expected
+    ):
+        """
+        What waits inside the kernel for a moment only is not kept from being
+        looked into; what stays there is, and it may end at once.
+        """
+        pid = kernel.rank(0, threads=["a", "b"])
+        kernel.path(pid, "mem").touch()
+        left, sleep = list(steps), time.sleep
+
+        def step():
+            now = left.pop(0) if len(left) > 1 else left[0]
+            for path, is_it in (
+                ("stat", "Z" in now),
+                (f"task/{pid + 1}/stat", "1" in now),
+                (f"task/{pid + 2}/stat", "2" in now),
+            ):
+                file = kernel.path(pid, path)
+                letter = ("Z" if path == "stat" else "D") if is_it else "S"
+                fields = file.read_text().rsplit(") ", 1)
+                file.write_text(f"{fields[0]}) {letter}{fields[1][1:]}")
+
+        def pause(seconds):
+            if seconds == 0.05:
+                step()
+            else:
+                sleep(seconds)
+
+        step()
+        monkeypatch.setattr(time, "sleep", pause)
+
+        assert expected == tried(pid).status
+
+    def test_container(self, kernel, tried):
+        """
+        A missing right comes before another namespace; of a process in a
+        container it is said how one comes in there.
+        """
+        pid = kernel.rank(0)
+        kernel.path(pid, "mem").touch()
+        kernel.change(
+            f"/proc/{pid}/status", f"NSpid:\t{pid}", f"NSpid:\t{pid}\t3"
+        )
+
+        inside = tried(pid)
+        kernel.answers |= {
+            f"/proc/{pid}/mem": PermissionError(13, "no"),
+            "/proc/sys/kernel/yama/ptrace_scope": "3\n",
+        }
+        denied = tried(pid)
+        kernel.link("/proc/self", "1")
+
+        assert "other_namespace" == inside.status
+        assert f"nsenter -t {pid} -p -m" in inside.remedy
+        assert "yama" == denied.status
+        assert "other_namespace" == tried(pid).status
+
+    @pytest.mark.parametrize("uid", [0, 7])
+    def test_enter(self, kernel, tools, sleeper, uid):
+        """
+        A process of a container is looked into from there, by root; threads
+        keep the numbers that they have here.
+        """
+        pid, log = sleeper.pid, tools.folder / "log"
+        kernel.run_as(uid)
+        for path in (f"/proc/{pid}/status", f"/proc/{pid}/task/{pid}/status"):
+            kernel.change(path, f"NSpid:\t{pid}", f"NSpid:\t{pid}\t3")
+        gdb = tools.write("elsewhere", "")
+        kernel.link(f"/proc/{pid}/root/usr/bin/gdb", gdb)
+        tools.say(
+            "nsenter",
+            "Thread 1 (LWP 3):\n#0  0x01 in poll () from /lib/libc.so.6\n\n"
+            "Thread 2 (LWP 4):\n#0  0x01 in poll () from /lib/libc.so.6",
+            f'echo "$@" >{log}',
+        )
+
+        got = capture_process(pid, native=True)
+
+        native = [t.thread_id for t in got.stacks.threads if t.native]
+        if uid:
+            assert "tool_missing" in {a.status for a in got.attempts}
+            assert [] == native
+            assert not log.exists()
+        else:
+            assert [pid, 4] == native
+            enter = f"-t {pid} -p -m -- /usr/bin/gdb "
+            assert log.read_text().startswith(enter)
+            assert log.read_text().endswith("-p 3\n")

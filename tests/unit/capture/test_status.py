@@ -5,338 +5,257 @@ What tools and the kernel say when a process cannot be looked into.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+import re
 
-import attrs
 import pytest
 
-from distdebug.capture.model import CaptureStatus
-from distdebug.capture.permission import denial, status
-from distdebug.capture.permission.status import (
-    explain_failure,
-    remedy_for_missing,
-    status_of_state,
-)
-from distdebug.processes import ProcessState, read_state
+from distdebug.capture import capture_process
+from distdebug.capture.permission.status import explain_failure
+from distdebug.processes import read_state
 
 
-HERE = os.getpid()
-FINE = ProcessState(letter="S", start_ticks=1, pid_inside=HERE)
-DENIED = CaptureStatus.YAMA, "lower it"
-
-
-def state(**changes):
-    """
-    The state of a process that sleeps, but for the changes.
-    """
-    return attrs.evolve(FINE, **changes)
+YAMA = "/proc/sys/kernel/yama/ptrace_scope"
+NO_PYTHON = "Error: Failed to find python version from target process"
 
 
 @pytest.fixture
-def now(monkeypatch):
+def pid(kernel):
     """
-    Says what the kernel tells of the process after the attempt.
+    A process that sleeps, runs no Python, and may not be looked into.
+    """
+    pid = kernel.rank(0)
+    kernel.answers |= {
+        YAMA: "3\n",
+        f"/proc/{pid}/mem": PermissionError(13, "no"),
+        "/proc/self/status": "Uid:\t0\t0\t0\t0\nSeccomp:\t0\n",
+    }
+    return pid
+
+
+@pytest.fixture
+def become(kernel, pid):
+    """
+    Lets the process be different from now on.
     """
 
-    def tell(after):
-        monkeypatch.setattr(status, "read_state", lambda _: after)
+    def give(letter="S", tracer=0, inside=0, start=5):
+        file = kernel.path(pid, "stat")
+        if letter == "gone":
+            file.unlink()
+            return
+        head, tail = file.read_text().rsplit(") S", 1)
+        file.write_text(
+            f"{head}) {letter}{tail}".replace(" 5 1000", f" {start} 1000")
+        )
+        file = kernel.path(pid, "status")
+        text = file.read_text().replace(
+            "TracerPid:\t0", f"TracerPid:\t{tracer}"
+        )
+        if inside:
+            text = text.replace(f"NSpid:\t{pid}", f"NSpid:\t{pid}\t{inside}")
+        file.write_text(text)
 
-    tell(FINE)
-    monkeypatch.setattr(status, "why_denied", lambda _: DENIED)
-    monkeypatch.setattr(status, "_runs_python", lambda _: False)
-    return tell
+    return give
 
 
-class TestStatusOfState:
+@pytest.mark.process
+class TestState:
     @pytest.mark.parametrize(
-        ("seen", "expected", "remedy"),
+        ("changes", "expected", "remedy"),
         [
-            (state(letter="X"), "exited", "exit status"),
-            (state(letter="Z"), "zombie", "ps -o ppid= -p 7"),
-            (state(letter="T"), "stopped", "kill -CONT 7"),
-            (state(letter="t", tracer_pid=99999999), "traced_by_other", "999"),
-            (state(letter="D"), "uninterruptible", "/proc/7/stack"),
-            (state(uninterruptible=(8,)), "uninterruptible", "dmesg"),
+            ({"letter": "X"}, "exited", "exit status"),
+            ({"letter": "Z"}, "zombie", "ps -o ppid= -p "),
+            ({"letter": "T"}, "stopped", "kill -CONT "),
+            ({"letter": "t", "tracer": 99999999}, "traced_by_other", "9999"),
+            ({"letter": "D"}, "uninterruptible", "dmesg"),
         ],
     )
-    def test_hindrances(self, seen, expected, remedy):
+    def test_hindrances(self, pid, become, changes, expected, remedy):
         """
         Each state that is in the way is named, with what to do.
         """
-        found, advice = status_of_state(seen, 7)
+        become(**changes)
 
-        assert expected == found
-        assert remedy in advice
+        got = capture_process(pid)
 
-    @pytest.mark.parametrize(
-        ("pid", "expected", "remedy"),
-        [
-            (None, "exited", "exit status"),
-            (999_999_999, "exited", "exit status"),
-            (HERE, "tool_failed", "ulimit -n"),
-        ],
-        ids=["no number", "gone", "unread"],
-    )
-    def test_nothing_told(self, pid, expected, remedy):
-        """
-        Only who is not there has ended, if the kernel tells nothing.
-        """
-        found, advice = status_of_state(None, pid)
+        assert expected == got.status
+        assert remedy in got.remedy
+        assert not remedy.endswith(" ") or f"{remedy}{pid}" in got.remedy
 
-        assert expected == found
-        assert remedy in advice
-
-    @pytest.mark.parametrize("letter", ["R", "S", "I"])
-    def test_nothing(self, letter):
-        """
-        Nothing is in the way of looking at a process that runs or sleeps.
-        """
-        assert status_of_state(state(letter=letter)) is None
-
-    def test_no_number(self):
-        """
-        Without a number the remedy has a place for it.
-        """
-        _, advice = status_of_state(state(letter="T"))
-
-        assert "kill -CONT PID" in advice
-
-    def test_name_of_tracer(self):
+    def test_name_of_tracer(self, kernel, pid, become):
         """
         The debugger that is attached already is named.
         """
-        _, advice = status_of_state(state(tracer_pid=os.getppid()))
+        kernel.fake_proc.add(77, "/x/g\x1b[31mdb")
+        become(letter="t", tracer=77)
 
-        assert f"process {os.getppid()} (" in advice
+        assert "process 77 (gdb) is att" in capture_process(pid).remedy
 
 
 # What the tools say, word for word, and what that means when the state of the
 # process tells nothing.
-TEXTS = [
-    (
-        "py-spy",
-        "Error: Failed to find python version from target process",
-        "not_python",
-        "runs Python",
-    ),
-    (
-        "py-spy",
-        "Error: Failed to find a python interpreter in the .data section",
-        "not_python",
-        "runs Python",
-    ),
-    (
-        "py-spy",
-        "Error: failed to get gil_thread_id",
-        "not_python",
-        "runs Python",
-    ),
-    (
-        "pystack",
-        "Engine error: Could not determine python version from /bin/sleep",
-        "not_python",
-        "runs Python",
-    ),
-    (
-        "py-spy",
-        (
-            "Error: Failed to suspend process\nReason: EPERM: Operation not "
-            "permitted"
-        ),
-        "yama",
-        "lower it",
-    ),
-    (
-        "py-spy",
-        (
-            "Permission Denied: Try running again with elevated permissions by "
-            "going 'sudo env \"PATH=$PATH\" !!'"
-        ),
-        "yama",
-        "lower it",
-    ),
-    (
-        "py-spy",
-        (
-            "Error: Failed to get process executable name. Check that the process "
-            "is running.\nReason: Permission denied (os error 13)"
-        ),
-        "yama",
-        "lower it",
-    ),
-    (
-        "pystack",
-        (
-            "Failed to attach to thread 7: Operation not permitted\nThe specified "
-            "process cannot be traced. This could be because"
-        ),
-        "yama",
-        "lower it",
-    ),
-    ("gdb", "ptrace: Operation not permitted.", "yama", "lower it"),
-    (
-        "gdb",
-        (
-            "warning: process 7 is already traced by process 99999999\n"
-            "ptrace: Operation not permitted."
-        ),
-        "traced_by_other",
-        "process 99999999",
-    ),
-    (
-        "py-spy",
-        "Error: UNW_EBADREG: bad register number",
-        "other_namespace",
-        "nsenter -t",
-    ),
-    (
-        "gdb",
-        (
-            "warning: Target and debugger are in different PID namespaces; thread "
-            "lists and other data are likely unreliable."
-        ),
-        "other_namespace",
-        "kubectl debug",
-    ),
-    (
-        "py-spy",
-        "Error: Failed to get stack traces\nReason: No such file or directory",
-        "tool_failed",
-        "again",
-    ),
-    (
-        "py-spy",
-        "Error: No such process (os error 3)",
-        "tool_failed",
-        "again",
-    ),
-    (
-        "pystack",
-        "Engine error: Could not read the contents of /proc/7/task",
-        "tool_failed",
-        "again",
-    ),
-    (
-        "gdb",
-        "Couldn't get registers: No such process.",
-        "tool_failed",
-        "again",
-    ),
-    ("gdb", "Cannot access memory at address 0x7f", "tool_failed", ""),
-    ("cuda-gdb", "", "tool_failed", ""),
-    (
-        "py-spy",
-        "/none cannot be run: [Errno 2] No such file",
-        "tool_missing",
-        "pip install py-spy",
-    ),
-    (
-        "gdb",
-        "nsenter: failed to execute /usr/bin/gdb: No such file or directory",
-        "tool_missing",
-        "apt-get install gdb",
-    ),
-]
+TEXTS = """
+py-spy: not_python: runs Python
+  Error: Failed to find python version from target process
+py-spy: not_python: runs Python
+  Error: Failed to find a python interpreter in the .data section
+py-spy: not_python: runs Python
+  Error: failed to get gil_thread_id
+pystack: not_python: runs Python
+  Engine error: Could not determine python version from /bin/sleep
+py-spy: yama: ptrace_scope is 3
+  Error: Failed to suspend process
+  Reason: EPERM: Operation not permitted
+py-spy: yama: ptrace_scope is 3
+  Permission Denied: Try running again with elevated permissions by going \
+'sudo env "PATH=$PATH" !!'
+py-spy: yama: ptrace_scope is 3
+  Error: Failed to get process executable name. Check that the process is \
+running.
+  Reason: Permission denied (os error 13)
+pystack: yama: ptrace_scope is 3
+  Failed to attach to thread 7: Operation not permitted
+  The specified process cannot be traced. This could be because
+gdb: yama: ptrace_scope is 3
+  ptrace: Operation not permitted.
+gdb: traced_by_other: process 99999999
+  warning: process 7 is already traced by process 99999999
+  ptrace: Operation not permitted.
+py-spy: other_namespace: nsenter -t
+  Error: UNW_EBADREG: bad register number
+gdb: other_namespace: kubectl debug
+  warning: Target and debugger are in different PID namespaces; thread \
+lists and other data are likely unreliable.
+py-spy: tool_failed: again
+  Error: Failed to get stack traces
+  Reason: No such file or directory
+py-spy: tool_failed: again
+  Error: No such process (os error 3)
+pystack: tool_failed: again
+  Engine error: Could not read the contents of /proc/7/task
+gdb: tool_failed: again
+  Couldn't get registers: No such process.
+gdb: tool_failed:
+  Cannot access memory at address 0x7f
+cuda-gdb: tool_failed:
+py-spy: tool_missing: pip install py-spy
+  /none cannot be run: [Errno 2] No such file
+gdb: tool_missing: apt-get install gdb
+  nsenter: failed to execute /usr/bin/gdb: No such file or directory
+"""
+
+
+def told():
+    """
+    Each of these texts: the tool, the text, the status, and the remedy.
+    """
+    for part in re.split(r"\n(?! )", TEXTS.strip()):
+        head, *lines = part.splitlines()
+        tool, status, remedy = map(str.strip, head.split(":"))
+        text = "\n".join(map(str.strip, lines))
+        yield tool, text, status, remedy
 
 
 class TestExplainFailure:
-    @pytest.mark.parametrize(("tool", "text", "expected", "remedy"), TEXTS)
-    def test_texts(self, now, tool, text, expected, remedy):
+    @pytest.mark.parametrize(("tool", "text", "expected", "remedy"), [*told()])
+    def test_texts(self, pid, tool, text, expected, remedy):
         """
-        What a tool says is understood when the state tells nothing.
+        What a tool says is understood when the state says nothing.
         """
-        got = explain_failure(tool, HERE, 1, text, FINE)
+        got = explain_failure(tool, pid, 1, text, read_state(pid))
 
         assert expected == got.status
         assert remedy in got.remedy
         assert "\n" not in got.detail
 
-    @pytest.mark.parametrize("text", [text for _, text, *_ in TEXTS[:-2]])
+    @pytest.mark.parametrize("text", [text for _, text, *_ in [*told()][:-2]])
     @pytest.mark.parametrize(
-        ("after", "expected"),
+        ("changes", "expected"),
         [
-            (None, "exited"),
-            (state(start_ticks=2), "exited"),
-            (state(letter="Z"), "zombie"),
+            ({"letter": "gone"}, "exited"),
+            ({"start": 6}, "exited"),
+            ({"letter": "Z"}, "zombie"),
         ],
     )
-    def test_ended(self, now, text, after, expected):
+    def test_ended(self, pid, become, text, changes, expected):
         """
         Whatever a tool says, a process that has ended meanwhile has ended.
         """
-        now(after)
+        before = read_state(pid)
+        become(**changes)
 
-        got = explain_failure("py-spy", 999999999, 1, text, FINE)
+        got = explain_failure("py-spy", pid, 1, text, before)
 
         assert expected == got.status
 
-    def test_was_not_there(self, now):
+    def test_was_not_there(self, pid):
         """
         A process that was not there before is not the same one.
         """
-        assert "exited" == explain_failure("gdb", HERE, 1, "", None).status
+        assert "exited" == explain_failure("gdb", pid, 1, "", None).status
 
-    def test_hidden(self, now, monkeypatch):
+    @pytest.mark.parametrize("number", [999_999_999, 1 << 80])
+    def test_hidden(self, monkeypatch, number):
         """
-        A process that is not shown any more need not have ended.
+        A process that is not shown any more need not have ended; of one that
+        is not there nothing is said to be hidden.
         """
-        now(None)
-        hidden = CaptureStatus.OTHER_USER, "hidepid"
-        monkeypatch.setattr(status, "why_hidden", lambda _: hidden)
+        ended = explain_failure("py-spy", number, 1, "", None)
 
-        got = explain_failure("py-spy", HERE, 1, "", FINE)
+        def refuse(*_):
+            raise PermissionError
 
-        assert ("other_user", "hidepid") == (got.status, got.remedy)
+        monkeypatch.setattr(os, "kill", refuse)
+        hidden = explain_failure("py-spy", number, 1, "", None)
+
+        assert "exited" == ended.status
+        assert "other_user" == hidden.status
+        assert "hidepid" in hidden.remedy
 
     @pytest.mark.parametrize(
-        ("before", "expected"),
+        ("changes", "expected"),
         [
-            (state(letter="T"), "stopped"),
-            (state(letter="t", tracer_pid=99999999), "traced_by_other"),
-            (state(uninterruptible=(HERE,)), "yama"),
+            ({"letter": "T"}, "stopped"),
+            ({"letter": "t", "tracer": 99999999}, "traced_by_other"),
+            ({"letter": "D"}, "yama"),
         ],
     )
-    def test_state_before(self, now, before, expected):
+    def test_state_before(self, pid, become, changes, expected):
         """
-        The state tells why, unless threads only read from a disk.
+        The state gives the reason, unless threads only read from a disk; but
+        it does not make a process one of Python.
         """
         text = (
             "Error: Failed to get stack traces\nFailed to suspend process\n"
             "EPERM: Operation not permitted"
         )
+        become(**changes)
+        before = read_state(pid)
 
-        got = explain_failure("py-spy", HERE, 1, text, before)
+        got = explain_failure("py-spy", pid, 1, text, before)
+        no_python = explain_failure("py-spy", pid, 1, NO_PYTHON, before)
 
         assert expected == got.status
+        assert "not_python" == no_python.status
 
-    def test_stopped_and_no_python(self, now):
-        """
-        Being stopped does not make a process one of Python.
-        """
-        text = "Error: Failed to find python version from target process"
-
-        got = explain_failure("py-spy", HERE, 1, text, state(letter="T"))
-
-        assert "not_python" == got.status
-
-    def test_traced_meanwhile(self, now):
+    def test_traced_meanwhile(self, pid, become):
         """
         Another debugger may have been quicker.
         """
-        now(state(tracer_pid=99999999))
+        before = read_state(pid)
+        become(tracer=99999999)
 
-        got = explain_failure("gdb", HERE, 1, "EPERM", FINE)
+        got = explain_failure("gdb", pid, 1, "EPERM", before)
 
         assert "traced_by_other" == got.status
 
-    def test_no_reason(self, now, monkeypatch):
+    def test_no_reason(self, kernel, pid):
         """
         Where no reason can be found, that it was refused remains.
         """
-        monkeypatch.setattr(status, "why_denied", lambda _: None)
+        kernel.answers |= {YAMA: "?\n", f"/proc/{pid}/mem": ""}
 
-        got = explain_failure("gdb", HERE, 1, "EPERM", FINE)
+        got = explain_failure("gdb", pid, 1, "EPERM", read_state(pid))
 
         assert "not_permitted" == got.status
         assert "--cap-add SYS_PTRACE" in got.remedy
@@ -344,147 +263,124 @@ class TestExplainFailure:
     @pytest.mark.parametrize(
         ("before", "after", "expected"),
         [
-            (FINE, FINE, "timed_out"),
-            (FINE, state(letter="D"), "uninterruptible"),
-            (FINE, state(letter="R"), "timed_out"),
-            (state(letter="D"), FINE, "uninterruptible"),
-            (state(letter="T"), FINE, "stopped"),
+            ("S", "S", "timed_out"),
+            ("S", "D", "uninterruptible"),
+            ("S", "R", "timed_out"),
+            ("D", "S", "uninterruptible"),
+            ("T", "S", "stopped"),
         ],
     )
-    def test_late(self, now, before, after, expected):
+    def test_late(self, kernel, before, after, expected):
         """
         A tool that does not end may wait for the kernel.
         """
-        now(after)
+        pid = kernel.rank(1, state=before)
+        state = read_state(pid)
+        for path in ("stat", f"task/{pid}/stat"):
+            file = kernel.path(pid, path)
+            file.write_text(
+                file.read_text().replace(f") {before}", f") {after}")
+            )
 
-        got = explain_failure("py-spy", HERE, None, "", before)
+        got = explain_failure("py-spy", pid, None, "", state)
 
         assert expected == got.status
 
     @pytest.mark.parametrize("number", [126, 127])
-    def test_missing(self, now, number):
+    @pytest.mark.parametrize(
+        ("tool", "remedy"),
+        [
+            ("pystack", "pip install pystack"),
+            ("other", "install other, or put it on PATH"),
+        ],
+    )
+    def test_missing(self, pid, number, tool, remedy):
         """
-        The status of a shell tells that there is no such tool.
+        The status of a shell says that there is no such tool.
         """
-        got = explain_failure("pystack", HERE, number, "", FINE)
+        got = explain_failure(tool, pid, number, "", read_state(pid))
 
-        assert ("tool_missing", "pip install pystack") == (
-            got.status,
-            got.remedy,
-        )
+        assert ("tool_missing", remedy) == (got.status, got.remedy)
 
-    def test_other_namespace(self, now):
+    def test_other_namespace(self, kernel, pid, become):
         """
-        A tool that fails on a process of a container is to be run there.
+        A tool that fails on a process of a container is to be run there; with
+        the wrong /proc nothing that is said means anything.
         """
-        got = explain_failure("gdb", HERE, 1, "what?", state(pid_inside=3))
+        before = read_state(pid)
+        become(inside=3)
 
-        assert "other_namespace" == got.status
+        got = explain_failure("gdb", pid, 1, "what?", read_state(pid))
+        kernel.link("/proc/self", "1")
+        half = explain_failure("py-spy", pid, 1, "(os error 13)", before)
+
+        assert "other_namespace" == got.status == half.status
         assert "stacks --pid 3" in got.remedy
 
-    def test_half_inside(self, now, monkeypatch):
+    @pytest.mark.parametrize(
+        "library", ["libpython3.12.so.1.0", "libc.so.6", "python"]
+    )
+    def test_unsupported_python(self, kernel, library):
         """
-        With the wrong /proc nothing that is said means anything.
+        A process of Python that a tool does not know has another Python, also
+        if its program has another name.
         """
-        monkeypatch.setattr(status, "proc_is_foreign", lambda: True)
+        is_program = library == "python"
+        exe = "/opt/bin/python3.14t" if is_program else "/opt/app/server"
+        pid = kernel.rank(1, exe=exe, maps=library)
 
-        got = explain_failure("py-spy", HERE, 1, "(os error 13)", FINE)
+        got = explain_failure("py-spy", pid, 1, NO_PYTHON, read_state(pid))
 
-        assert "other_namespace" == got.status
+        if library == "libc.so.6":
+            assert "not_python" == got.status
+        else:
+            assert "unsupported_python" == got.status
+            assert "pip install --upgrade py-spy" in got.remedy
 
-    def test_unsupported_python(self, now, monkeypatch):
+    def test_gist(self, pid):
         """
-        A process of Python that a tool does not know has another Python.
-        """
-        monkeypatch.undo()
-        text = "Error: Failed to find python version from target process"
-
-        got = explain_failure("py-spy", HERE, 1, text, read_state(HERE))
-
-        assert "unsupported_python" == got.status
-        assert "pip install --upgrade py-spy" in got.remedy
-
-    def test_gist(self, now):
-        """
-        What tools always say is left out, as is what harms a terminal.
+        What tools always say is left out, as is what harms a terminal, and the
+        middle of what has no end.
         """
         text = (
             "[New LWP 7]\nBFD: /lib/libc.so.6: unknown type\n"
             "warning: File x\n\nptrace: \x1b[31mOperation not permitted.\n"
             "Stack backtrace:\n   0: EPERM"
         )
+        long = f"{'x' * 20_000}\nEPERM\n{'y' * 20_000}"
 
-        got = explain_failure("gdb", HERE, 1, text, FINE)
+        got = explain_failure("gdb", pid, 1, text, read_state(pid))
+        cut = explain_failure("gdb", pid, 1, long, read_state(pid))
 
         assert "ptrace: Operation not permitted." == got.detail
+        assert "tool_failed" == cut.status
 
 
-class TestRunsPython:
-    def test_embedded(self, monkeypatch):
+ROOT = "Uid:\t0\t0\t0\t0\nCapEff:\t0\nCapPrm:\t0\n"
+USER = ROOT.replace("0\t0\t0\t0", "7\t7\t7\t7")
+MIGHTY = ROOT.replace(":\t0\nCapPrm:\t0", ":\t80000\nCapPrm:\t80000")
+
+
+class TestDenied:
+    @pytest.fixture
+    def why(self, kernel, pid):
         """
-        A program of another name runs Python if it has loaded it.
-        """
-        monkeypatch.setattr(status, "read_link", lambda _: "/opt/app/server")
-        maps = b"7f00-7f01 r-xp 0 0 0 /lib/libpython3.12.so.1.0\n"
-        monkeypatch.setattr(status, "read_proc", lambda *_, **__: maps)
-
-        assert status._runs_python(HERE)
-
-        monkeypatch.setattr(status, "read_proc", lambda *_, **__: None)
-
-        assert not status._runs_python(HERE)
-
-
-def test_remedy_for_missing():
-    """
-    There is something to do also about a tool that is not known.
-    """
-    assert "install other, or put it on PATH" == remedy_for_missing("other")
-
-
-class TestWhyHidden:
-    def test_others(self, monkeypatch):
-        """
-        A process to which no signal may be sent is there.
+        Gives the reason why a tool was refused.
         """
 
-        def refuse(*_):
-            raise PermissionError
+        def give(ours, theirs, scope):
+            kernel.answers |= {
+                YAMA: f"{scope}\n",
+                "/proc/self/status": f"{ours}Seccomp:\t0\n",
+                f"/proc/{pid}/status": f"{theirs}TracerPid:\t0\n",
+            }
+            return explain_failure("gdb", pid, 1, "EPERM", read_state(pid))
 
-        monkeypatch.setattr(denial.os, "kill", refuse)
-
-        found, advice = denial.why_hidden(1)
-
-        assert "other_user" == found
-        assert "hidepid" in advice
+        kernel.answers[f"/proc/{pid}/environ"] = OSError(13, "no")
+        return give
 
     @pytest.mark.parametrize(
-        "pid", [999999999, 1 << 80], ids=["large", "huge"]
-    )
-    def test_nobody(self, pid):
-        """
-        Nobody is hidden who is not there.
-        """
-        assert denial.why_hidden(pid) is None
-
-    def test_unread(self):
-        """
-        One of ours that could not be read is there, and files are few.
-        """
-        found, advice = denial.why_hidden(HERE)
-
-        assert "tool_failed" == found
-        assert "ulimit -n" in advice
-
-
-ROOT = {"Uid": "0\t0\t0\t0", "CapEff": "0", "CapPrm": "0"}
-USER = {"Uid": "7\t7\t7\t7", "CapEff": "0", "CapPrm": "0"}
-MIGHTY = {"Uid": "0\t0\t0\t0", "CapEff": "80000", "CapPrm": "80000"}
-
-
-class TestWhyDenied:
-    @pytest.mark.parametrize(
-        ("ours", "theirs", "scope", "expected", "remedy"),
+        "case",
         [
             (MIGHTY, USER, 3, "yama", "nobody may attach"),
             (MIGHTY, USER, 0, "not_permitted", "nsenter"),
@@ -500,137 +396,69 @@ class TestWhyDenied:
             ),
             (ROOT, ROOT, 2, "yama", "ptrace_scope is 2"),
             (USER, USER, 0, "not_permitted", "sudo python"),
+            (USER.replace("CapEff:\t0", "CapEff:\t?"), USER, 1, "yama", "=0"),
         ],
     )
-    def test_reasons(self, ours, theirs, scope, expected, remedy):
+    def test_reasons(self, why, case):
         """
         The kernel's own questions, in its own order, give the reason.
         """
-        found, advice = denial._reason(999999999, ours, theirs, scope)
+        *question, expected, remedy = case
 
-        assert expected == found
-        assert remedy in advice
+        got = why(*question)
 
-    def test_secret(self, monkeypatch):
+        assert expected == got.status
+        assert remedy in got.remedy
+
+    def test_not_there(self, kernel, pid):
+        """
+        A process whose memory is gone has ended, and is not denied.
+        """
+        del kernel.answers[f"/proc/{pid}/mem"]
+
+        got = explain_failure("gdb", pid, 1, "EPERM", read_state(pid))
+
+        assert "exited" == got.status
+
+    def test_secret(self, kernel, pid, why):
         """
         A process of ours whose files are root's does not want to be seen.
         """
-        monkeypatch.setattr(denial, "_keeps_secrets", lambda _: True)
+        del kernel.answers[f"/proc/{pid}/environ"]
+        kernel.link(f"/proc/{pid}/environ", "/etc/passwd")
 
-        found, _ = denial._reason(1, USER, USER, 1)
+        assert "not_dumpable" == why(USER, USER, 1).status
 
-        assert "not_dumpable" == found
-
-    def test_keeps_secrets(self, monkeypatch, tmp_path):
+    @pytest.mark.process
+    def test_filter(self, kernel, pid, tools):
         """
-        Whose files are root's is asked of the kernel.
+        Where ptrace is filtered, nothing can attach to anything.
         """
-        (tmp_path / "file").touch()
-        other = os.stat_result([0o100600, 1, 1, 1, 0, 0, 0, 0, 0, 0])
-        monkeypatch.setattr(denial.os, "stat", lambda _: other)
+        (tools.folder / "python").unlink()
+        tools.write("python", "exit 101")
+        kernel.answers["/proc/self/status"] = "Seccomp:\t2\n"
 
-        assert denial._keeps_secrets(1)
+        got = explain_failure("gdb", pid, 1, "EPERM", read_state(pid))
 
-        monkeypatch.undo()
+        assert "seccomp" == got.status
+        assert "seccomp=unconfined" in got.remedy
 
-        assert not denial._keeps_secrets(999999999)
-
-    def test_not_there(self):
-        """
-        A process that has ended is not denied.
-        """
-        assert "exited" == denial.why_denied(999999999)[0]
-
-    def test_filter(self, monkeypatch):
-        """
-        Where ptrace is filtered, nothing can attach to anybody.
-        """
-        monkeypatch.setattr(denial, "ptrace_is_filtered", lambda: True)
-
-        found, advice = denial.why_denied(os.getppid())
-
-        assert "seccomp" == found
-        assert "seccomp=unconfined" in advice
-
-    def test_refused(self, monkeypatch):
-        """
-        The reason is looked up when opening the memory is refused.
-        """
-        monkeypatch.setattr(denial, "_may_not_open", lambda _: 13)
-        monkeypatch.setattr(denial, "yama_scope", lambda: 3)
-
-        assert "yama" == denial.why_denied(HERE)[0]
-
-    def test_yama_and_children(self, monkeypatch):
+    @pytest.mark.process
+    def test_yama_and_children(self, kernel, sleeper):
         """
         Yama lets us look into our children, but not the tools that we start.
         """
-        monkeypatch.setattr(denial, "_may_not_open", lambda _: None)
-        monkeypatch.setattr(denial, "yama_scope", lambda: 1)
-        monkeypatch.setattr(denial, "can_trace", lambda _: False)
-        with subprocess.Popen(["sleep", "600"]) as child:
-            found = denial.why_denied(child.pid)
-            child.kill()
+        kernel.answers |= {
+            YAMA: "1\n",
+            "/proc/self/status": f"{USER}Seccomp:\t0\n",
+            f"/proc/{sleeper.pid}/mem": "",
+        }
+        other = kernel.rank(1)
+        kernel.path(other, "mem").touch()
 
-        assert "yama" == found[0]
-        assert denial.why_denied(os.getppid()) is None
+        found = [
+            explain_failure("gdb", pid, 1, "EPERM", read_state(pid)).status
+            for pid in (sleeper.pid, other)
+        ]
 
-    def test_number_that_is_none(self, monkeypatch):
-        """
-        What the kernel does not tell counts as nothing.
-        """
-        monkeypatch.setattr(denial, "read_proc", lambda _: b"?")
-
-        assert 0 == denial.yama_scope()
-        assert not denial.can_trace({"CapEff": "?"})
-
-
-class TestFilter:
-    @pytest.fixture(autouse=True)
-    def _fresh(self, monkeypatch):
-        denial.ptrace_is_filtered.cache_clear()
-        yield
-        denial.ptrace_is_filtered.cache_clear()
-
-    def test_none(self, monkeypatch):
-        """
-        Where there is no filter, nothing is tried.
-        """
-        monkeypatch.setattr(denial, "read_proc", lambda _: b"Seccomp:\t0\n")
-
-        assert not denial.ptrace_is_filtered()
-
-    @pytest.mark.parametrize(
-        ("code", "expected"),
-        [
-            ("raise SystemExit(101)", True),  # EPERM
-            ("raise SystemExit(103)", False),  # ESRCH: it was asked
-            ("import os; os.kill(os.getpid(), 31)", True),
-            ("raise SystemExit(1)", False),
-        ],
-    )
-    def test_answers(self, monkeypatch, code, expected):
-        """
-        A call that can only fail in one way tells whether it is let through.
-        """
-        monkeypatch.setattr(denial, "read_proc", lambda _: b"Seccomp:\t2\n")
-        monkeypatch.setattr(denial, "_ASK_FILTER", code)
-
-        assert expected == denial.ptrace_is_filtered()
-
-    def test_really(self, monkeypatch):
-        """
-        It is let through, or refused, here.
-        """
-        monkeypatch.setattr(denial, "read_proc", lambda _: b"Seccomp:\t2\n")
-
-        assert denial.ptrace_is_filtered() in {True, False}
-
-    def test_cannot_ask(self, monkeypatch):
-        """
-        Where no process can be started, nothing is said against it.
-        """
-        monkeypatch.setattr(denial, "read_proc", lambda _: b"Seccomp:\t2\n")
-        monkeypatch.setattr(sys, "executable", "/none")
-
-        assert not denial.ptrace_is_filtered()
+        assert ["yama", "not_permitted"] == found

@@ -4,30 +4,35 @@ Running tools that must not outlive their time.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-import threading
 import time
 
-import psutil
 import pytest
 
-from distdebug.capture import find_tool, run_tool, tool
-from distdebug.capture.tool import stop_tools
+from distdebug.capture import find_tool, run_tool
+from distdebug.processes import read_state
 
 
-def python(code):
+pytestmark = pytest.mark.process
+
+
+def sh(code):
     """
     The command line of a small program.
     """
-    return [sys.executable, "-S", "-c", code]
+    return ["/bin/sh", "-c", code]
 
 
-def _is_alive(pid):
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+def wait_until_gone(pid):
+    """
+    Wait until a process has ended, and its new parent has noticed.
+    """
+    deadline = time.monotonic() + 30
+    while (state := read_state(pid)) and not state.has_ended:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 class TestRunTool:
@@ -35,52 +40,21 @@ class TestRunTool:
         """
         Output, complaint, and status are kept apart.
         """
-        code = "import sys; print('out'); sys.stderr.write('err'); sys.exit(3)"
+        got = run_tool(sh("echo out; echo err >&2; exit 3"), timeout_s=60)
 
-        got = run_tool(python(code), timeout_s=60)
-
-        assert (3, "out\n", "err") == got
+        assert (3, "out\n", "err\n") == got
 
     def test_deadline(self):
         """
         A tool and its children are killed when the time is over.
         """
-        code = (
-            "import subprocess, sys, time; "
-            "p = subprocess.Popen([sys.executable, '-S', '-c', "
-            "'import time; time.sleep(600)']); "
-            "print(p.pid, flush=True); time.sleep(600)"
-        )
         begin = time.monotonic()
 
-        got = run_tool(python(code), timeout_s=2)
+        got = run_tool(sh("sleep 600 & echo $!; wait"), timeout_s=0.5)
 
         assert got.status is None
         assert time.monotonic() - begin < 30
-        # Killed it is; to be gone, its new parent has to reap it.
-        deadline = time.monotonic() + 30
-        while _is_alive(int(got.output)) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert not _is_alive(int(got.output))
-
-    def test_stopped(self):
-        """
-        A tool that another thread waits for can be stopped.
-        """
-        got = []
-        thread = threading.Thread(
-            target=lambda: got.append(
-                run_tool(python("import time; time.sleep(600)"), timeout_s=60)
-            )
-        )
-        thread.start()
-        while not tool._stops:
-            time.sleep(0.001)
-
-        stop_tools()
-        thread.join(30)
-
-        assert [-9] == [g.status for g in got]
+        wait_until_gone(int(got.output))
 
     def test_bounds(self):
         """
@@ -92,7 +66,7 @@ class TestRunTool:
             "for n in r.RLIMIT_CPU, r.RLIMIT_FSIZE: print(r.getrlimit(n)[0])"
         )
 
-        got = run_tool(python(code), timeout_s=60)
+        got = run_tool([sys.executable, "-S", "-c", code], timeout_s=60)
 
         assert f"62\n{1 << 26}\n" == got.output
 
@@ -100,16 +74,23 @@ class TestRunTool:
         """
         A tool that cannot be killed yet is not waited for.
         """
-        monkeypatch.setattr(tool, "_REAP_S", 0.0)
-        with subprocess.Popen(
-            python("import time; time.sleep(600)")
-        ) as process:
-            monkeypatch.setattr(tool, "_kill", lambda _: None)
+        # Which is some seconds in earnest, and no user can set it.
+        monkeypatch.setattr("distdebug.capture.tool._REAP_S", 0.0)
+        made, popen = [], subprocess.Popen
 
-            tool._end(process)
+        def start(*args, **options):
+            made.append(popen(*args, **options))
+            return made[0]
 
-            assert process.poll() is None
-            process.kill()
+        monkeypatch.setattr(subprocess, "Popen", start)
+        monkeypatch.setattr(os, "killpg", lambda *_: None)
+
+        got = run_tool(["/bin/sleep", "600"], timeout_s=0.1)
+
+        assert got.status is None
+        assert made[0].poll() is None
+        made[0].kill()
+        made[0].wait()
 
     def test_interrupted(self, monkeypatch):
         """
@@ -127,7 +108,7 @@ class TestRunTool:
         monkeypatch.setattr(subprocess.Popen, "wait", interrupt)
 
         with pytest.raises(KeyboardInterrupt):
-            run_tool(python("import time; time.sleep(600)"), timeout_s=60)
+            run_tool(["/bin/sleep", "600"], timeout_s=60)
 
         assert -9 == started[0].returncode
 
@@ -151,8 +132,6 @@ class TestFindTool:
         monkeypatch.setenv("PATH", str(tmp_path / "path"))
 
         assert str(tmp_path / "ours/tool") == find_tool("tool")
-
         (tmp_path / "ours/tool").unlink()
-
         assert str(tmp_path / "path/tool") == find_tool("tool")
         assert find_tool("nonsense") is None

@@ -5,99 +5,98 @@
 from __future__ import annotations
 
 import json
-
-from pathlib import Path
+import os
 
 import pytest
 
-import distdebug
-
 from distdebug.__main__ import main
-from distdebug.flight_recorder import DumpRequest, Sidecar, write_sidecar
+from distdebug.flight_recorder import Sidecar, write_sidecar
 
 
 @pytest.fixture
-def answers(monkeypatch):
+def listens(tmp_path):
     """
-    What ranks answer, and what was asked.
+    Lets ranks listen at pipes, as those of torch do, which do not answer.
     """
-    asked = []
+    opened = []
 
-    def prepare(*statuses):
-        def request(where, *, ranks, timeout_s):
-            asked.append((where, ranks, timeout_s))
-            return tuple(
-                DumpRequest(rank, status, Path(f"dump{rank}"), "why")
-                for rank, status in enumerate(statuses)
-            )
+    def make(*ranks):
+        for rank in ranks:
+            pipe = tmp_path / f"p_{rank}.pipe"
+            os.mkfifo(pipe)
+            opened.append(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK))
 
-        monkeypatch.setattr(distdebug, "request_dumps", request, raising=False)
-        return asked
+    yield make
+    for fd in opened:
+        os.close(fd)
 
-    return prepare
+
+def rows_of(text):
+    """
+    The rank and the answer in each row of a table.
+    """
+    return [tuple(line.split()[:2]) for line in text.splitlines()[2:]]
 
 
 @pytest.mark.parametrize(
-    ("statuses", "expected"),
-    [
-        (["dumped", "asked"], 0),
-        (["dumped", "silent"], 1),
-        (["absent", "failed"], 2),
-    ],
+    ("ranks", "expected"),
+    [("0-1", 0), ("1-2", 1), ("2-3", 2)],
+    ids=["all", "some", "none"],
 )
-def test_status(statuses, expected, answers, tmp_path, capsys):
+def test_status(listens, tmp_path, capsys, ranks, expected):
     """
-    The status tells whether all, some, or none of the ranks were reached.
+    The status says whether all, some, or none of the ranks were reached.
     """
-    answers(*statuses)
+    listens(0, 1)
 
-    assert expected == main(["dump", str(tmp_path)])
-    rows = capsys.readouterr().out.splitlines()[2:]
-    assert statuses == [row.split()[1] for row in rows]
+    assert expected == main(["dump", str(tmp_path), "--ranks", ranks])
+    first = int(ranks[0])
+    assert [
+        (str(rank), "asked" if rank < 2 else "absent")
+        for rank in (first, first + 1)
+    ] == rows_of(capsys.readouterr().out)
 
 
-def test_unknown_rank(monkeypatch, tmp_path, capsys):
+def test_unknown_rank(listens, tmp_path, capsys):
     """
     A process that does not know its rank has an answer all the same.
     """
-    row = DumpRequest(None, "dumped", Path("x"))
-    monkeypatch.setattr(
-        distdebug, "request_dumps", lambda *_, **__: (row,), raising=False
-    )
+    listens("unknown")
 
     assert 0 == main(["dump", str(tmp_path)])
-    assert "?" in capsys.readouterr().out
+    assert [("?", "asked")] == rows_of(capsys.readouterr().out)
 
 
-def test_json(answers, tmp_path, capsys):
+def test_json(listens, tmp_path, capsys):
     """
     The answers are there as JSON.
     """
-    answers("dumped")
+    listens(0)
 
     assert 0 == main(["dump", str(tmp_path), "--json"])
+    path = str(tmp_path / "p_0.pipe")
     assert [
-        {"rank": 0, "status": "dumped", "path": "dump0", "reason": "why"}
+        {"rank": 0, "status": "asked", "path": path, "reason": ""}
     ] == json.loads(capsys.readouterr().out)["ranks"]
 
 
-def test_pipe(answers, capsys):
+def test_pipe(listens, tmp_path, capsys):
     """
     The pipes of torch are asked by what their names begin with.
     """
-    asked = answers("asked")
+    listens(0, 1, 2, 9)
+    argv = ["dump", "--pipe", str(tmp_path / "p_"), "--ranks", "0-2,9"]
 
-    assert 0 == main(
-        ["dump", "--pipe", "/x/p_", "--ranks", "0-2,9", "--timeout", "3"]
-    )
-    assert [("/x/p_", (0, 1, 2, 9), 3.0)] == asked
+    assert 0 == main([*argv, "--timeout", "3"])
+    assert [(r, "asked") for r in "0129"] == rows_of(capsys.readouterr().out)
+    assert 2 == main(["dump", "--pipe", str(tmp_path / "q_")])
 
 
-def test_mesh(answers, tmp_path, capsys):
+def test_mesh(listens, tmp_path, capsys):
     """
     The mesh is that of the side-cars; what is no side-car is not read.
     """
-    asked = answers("dumped")
+    listens(0, 1, 2, 3)
     sidecar = Sidecar(
         path="",
         rank=0,
@@ -114,35 +113,26 @@ def test_mesh(answers, tmp_path, capsys):
     (tmp_path / "c.sidecar.json").write_text("[]")
 
     assert 0 == main(["dump", str(tmp_path), "--ranks", "ranks(tp=1)"])
-    assert (1, 3) == asked[0][1]
+    assert [(r, "asked") for r in "13"] == rows_of(capsys.readouterr().out)
 
 
-def test_no_mesh(answers, tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["."], "enable_flight_recorder"),
+        (["none"], "there is no folder"),
+        ([".", "--ranks", "ranks(tp=1)"], "in no mesh we know of"),
+    ],
+    ids=["nobody listens", "no folder", "no mesh"],
+)
+def test_nobody(tmp_path, monkeypatch, capsys, argv, told):
     """
-    Without a mesh nobody sits in it.
+    If there is no rank to ask, there is something to do about it.
     """
-    answers("dumped")
+    monkeypatch.chdir(tmp_path)
 
-    assert 2 == main(["dump", str(tmp_path), "--ranks", "ranks(tp=1)"])
-    assert "in no mesh we know of" in capsys.readouterr().err
-
-
-def test_nobody(answers, tmp_path, capsys):
-    """
-    If nobody listens, there is something to do about it.
-    """
-    answers()
-
-    assert 2 == main(["dump", str(tmp_path)])
-    assert "enable_flight_recorder" in capsys.readouterr().err
-
-
-def test_no_folder(tmp_path, capsys):
-    """
-    A folder that is not there is told.
-    """
-    assert 2 == main(["dump", str(tmp_path / "none")])
-    assert "there is no folder" in capsys.readouterr().err
+    assert 2 == main(["dump", *argv])
+    assert told in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "nan", "x"])

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -11,19 +12,19 @@ import subprocess
 import pytest
 
 from distdebug.__main__ import main
-from distdebug.cli import env
 
 
 @pytest.fixture(autouse=True)
 def environ(monkeypatch):
     """
-    Nobody has set anything yet.
+    No variable is set yet.
     """
     for name in list(os.environ):
         if name.startswith(("TORCH_", "DISTDEBUG_")):
             monkeypatch.delenv(name)
 
 
+@pytest.mark.process
 def test_exports(tmp_path, capsys):
     """
     A shell that evaluates the output has the variables; the folder is there.
@@ -42,12 +43,10 @@ def test_exports(tmp_path, capsys):
     assert f"\nTORCH_FR_DUMP_TEMP_FILE={folder}/" in f"\n{got}"
 
 
-def test_json(tmp_path, capsys, monkeypatch):
+def test_json(tmp_path, capsys):
     """
     As JSON every variable says what becomes of it, and why.
     """
-    monkeypatch.setattr(env, "_installed_torch", lambda: None)
-
     status = main(
         ["env", "--dump-dir", str(tmp_path), "--buffer-size", "7", "--json"]
     )
@@ -71,7 +70,7 @@ def test_warnings(tmp_path, capsys, monkeypatch):
 
 def test_nonsense(tmp_path, capsys):
     """
-    An option that makes no sense is told.
+    An option that makes no sense is refused.
     """
     argv = ["env", "--dump-dir", str(tmp_path), "--buffer-size", "0"]
 
@@ -79,22 +78,26 @@ def test_nonsense(tmp_path, capsys):
     assert "buffer_size" in capsys.readouterr().err
 
 
-def test_installed_torch(monkeypatch):
+def test_installed_torch(tmp_path, capsys, monkeypatch):
     """
-    The version of torch is looked up without loading it.
+    The variables are those of the installed torch, or else of any.
     """
-    import importlib.metadata
 
     def missing(name):
         raise importlib.metadata.PackageNotFoundError(name)
 
+    def told(*options):
+        main(["env", "--dump-dir", str(tmp_path), "--json", *options])
+        variables = json.loads(capsys.readouterr().out)["variables"]
+        return {v["name"] for v in variables if v["action"] == "set"}
+
+    old, new = told("--torch", "2.6.0"), told("--torch", "2.13.0")
+
     monkeypatch.setattr(importlib.metadata, "version", lambda _: "2.6.0")
-
-    assert "2.6.0" == env._installed_torch()
-
+    assert old == told()
     monkeypatch.setattr(importlib.metadata, "version", missing)
-
-    assert env._installed_torch() is None
+    assert old | new == told()
+    assert old != new
 
 
 @pytest.mark.parametrize("is_json", [False, True], ids=["shell", "JSON"])
@@ -114,3 +117,11 @@ def test_debugger(capsys, monkeypatch, is_json):
         assert "export DISTDEBUG=1\n" in printed
         assert printed.count("export ") == 3
         assert "on_path:/my code'\n" in printed
+
+
+def test_post_mortem(capsys):
+    """
+    Waiting after a crash is a part of debugging, and of nothing else.
+    """
+    assert 2 == main(["env", "--post-mortem"])
+    assert "--post-mortem goes with --debugger" in capsys.readouterr().err

@@ -4,9 +4,11 @@ The commands about logs and nodes: what they print, and how they end.
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import sys
+import threading
 import time
 
 from pathlib import Path
@@ -14,18 +16,9 @@ from pathlib import Path
 import pytest
 
 from distdebug.__main__ import main
-from distdebug._lines import LogLine
-from distdebug.cli import logs as logs_module
-from distdebug.cli.logs_text import who_prints
-from distdebug.findings import Cause, Evidence, Finding, Missing
+from distdebug.findings import Cause, Evidence, Finding
 from distdebug.health import EnvironmentHealth, NodeFacts, NodeHealth
-from distdebug.logscan import ScanReport
-from distdebug.raylogs import (
-    LiveCluster,
-    find_ray_sessions,
-    follow_lines,
-    worker_logs,
-)
+from distdebug.raylogs import LiveCluster
 from distdebug.raylogs.actors import KnownActor
 
 
@@ -59,7 +52,7 @@ def _session(tmp_path):
 @pytest.fixture(name="empty")
 def _empty(tmp_path):
     """
-    A session in which nobody ran.
+    A session in which no worker ran.
     """
     logs = tmp_path / "session_2026-02-20_02-03-57_123456_4711" / "logs"
     logs.mkdir(parents=True)
@@ -70,65 +63,64 @@ def _empty(tmp_path):
 class TestLogs:
     def test_overview(self, session, capsys):
         """
-        Without options, who is who, and who died first, are told.
+        Without options, workers are listed, and the one that died first is
+        named.
         """
         status = main(["logs", str(session)])
-
         out = capsys.readouterr().out
+        main(["logs", str(session), "--json"])
+        data = json.loads(capsys.readouterr().out)
+
         assert 1 == status
         assert "SglEngine (pid 1339, 192.0.2.2) crashed with SIGSEGV" in out
         assert "TrainerActor(rank=0)" in out
         assert "silent for long, or stopped:" in out
-
-    def test_overview_json(self, session, capsys):
-        """
-        The same for programs.
-        """
-        status = main(["logs", str(session), "--json"])
-
-        data = json.loads(capsys.readouterr().out)
-        assert (1, "logs", 1) == (status, data["command"], data["schema"])
+        assert ("logs", 1) == (data["command"], data["schema"])
         assert "native_crash" == data["findings"][0]["cause"]
         assert 8 == len(data["workers"])
 
     def test_nobody(self, empty, capsys):
         """
-        A cluster in which nobody ran is fine.
+        A cluster in which no worker ran is fine.
         """
         status = main(["logs", str(empty)])
 
         assert 0 == status
         assert "no worker has printed anything" in capsys.readouterr().out
 
-    def test_many(self, session, capsys, monkeypatch):
+    def test_many(self, session, capsys):
         """
-        Of many workers, those that died are shown.
+        Of very many workers, those that died are shown, and not all ends of
+        logs are printed.
         """
-        monkeypatch.setattr("distdebug.cli.logs_text._MOST_WORKERS", 3)
+        logs = next(session.glob("session*/logs"))
+        for number in range(45):
+            name = f"worker-{number + 1:056x}-01000000-{2000 + number}.out"
+            (logs / name).write_text(":actor_name:Crowd\nhello\n")
 
         main(["logs", str(session)])
+        table = capsys.readouterr().out
+        main(["logs", str(session), "--actor", "*"])
+        tails = capsys.readouterr().out
 
-        assert "… and 5 more workers" in capsys.readouterr().out
+        assert "… and 13 more workers" in table
+        assert "SIGSEGV" in table
+        assert 50 < tails.count("==> ") <= 100
+        assert "… and 2 more workers" in tails
 
     def test_deaths(self, session, capsys):
         """
         The table of deaths says who was first.
         """
         status = main(["logs", "--deaths", str(session)])
-
         out = capsys.readouterr().out
+        main(["logs", "--deaths", "--json", str(session)])
+        data = json.loads(capsys.readouterr().out)
+
         first = next(x for x in out.splitlines() if x.startswith("first "))
         assert 1 == status
         assert "SglEngine" in first
         assert "SIGSEGV" in first
-
-    def test_deaths_json(self, session, capsys):
-        """
-        The same for programs.
-        """
-        main(["logs", "--deaths", "--json", str(session)])
-
-        data = json.loads(capsys.readouterr().out)
         assert ["SglEngine"] == [
             x["actor"] for x in data["deaths"] if x["is_first"]
         ]
@@ -138,47 +130,33 @@ class TestLogs:
         The ends of the logs of an actor are printed under their files.
         """
         status = main(["logs", str(session), "--actor", "Sgl*", "-n", "1"])
-
         out = capsys.readouterr().out
+        main(["logs", str(session), "--actor", "1339", "--json"])
+        (worker,) = json.loads(capsys.readouterr().out)["workers"]
+
         assert 0 == status
         assert "SglEngine hello" in out
         assert 2 == out.count("==> SglEngine (pid=1339 on 192.0.2.2), ")
-
-    def test_actor_json(self, session, capsys):
-        """
-        The same for programs.
-        """
-        main(["logs", str(session), "--actor", "1339", "--json"])
-
-        (worker,) = json.loads(capsys.readouterr().out)["workers"]
         assert ["SglEngine hello"] == worker["tail"]["out"]
 
-    def test_unknown_actor(self, session, capsys):
+    def test_nowhere(self, session, tmp_path, capsys):
         """
-        Who looks for nobody is told who is there.
+        For an unknown actor, the known ones are listed; where nothing is,
+        there is something to do about it.
         """
-        status = main(["logs", str(session), "--actor", "Nobody"])
+        (tmp_path / "none").mkdir()
 
-        assert 2 == status
+        assert 2 == main(["logs", str(session), "--actor", "Nobody"])
         assert "there are: Killed, Leaver" in capsys.readouterr().err
+        assert 2 == main(["logs", str(tmp_path / "none")])
+        assert "Try:" in capsys.readouterr().err
 
-    def test_many_actors(self, session, capsys, monkeypatch):
+    def test_silent_actor(self, session, capsys):
         """
-        The ends of very many logs are not all printed.
+        If an actor has printed nothing, so it is said.
         """
-        monkeypatch.setattr("distdebug.cli.logs_text._MOST_TAILS", 2)
-
-        main(["logs", str(session), "--actor", "*"])
-
-        assert "… and 5 more workers" in capsys.readouterr().out
-
-    def test_silent_actor(self, session, capsys, monkeypatch):
-        """
-        Who printed nothing is told so.
-        """
-        monkeypatch.setattr(
-            "distdebug.cli.logs_text.read_tail", lambda *_, **__: ()
-        )
+        for log in session.glob("session*/logs/worker-*-1339.*"):
+            log.write_text(":actor_name:SglEngine\n")
 
         main(["logs", str(session), "--actor", "Sgl*"])
 
@@ -211,66 +189,46 @@ class TestLogs:
 
     def test_errors(self, tmp_path, capsys):
         """
-        What went wrong is found in logs of any kind.
+        What went wrong is found in logs of any kind; one without errors is
+        fine.
         """
-        log = tmp_path / "train.log"
-        log.write_text(TRACE)
+        (tmp_path / "bad.log").write_text(TRACE)
+        (tmp_path / "good.log").write_text("step 1\n")
 
-        status = main(["logs", "--errors", str(log)])
+        bad = main(["logs", "--errors", str(tmp_path / "bad.log")])
+        out = capsys.readouterr().out
+        good = main(["logs", "--errors", "--json", str(tmp_path / "good.log")])
 
-        assert 1 == status
-        assert "the shard is empty" in capsys.readouterr().out
-
-    def test_errors_json(self, tmp_path, capsys):
-        """
-        A log without errors is fine.
-        """
-        log = tmp_path / "train.log"
-        log.write_text("step 1\n")
-
-        status = main(["logs", "--errors", "--json", str(log)])
-
-        assert 0 == status
+        assert (1, 0) == (bad, good)
+        assert "the shard is empty" in out
         assert [] == json.loads(capsys.readouterr().out)["findings"]
 
-    def test_unreadable(self, tmp_path, capsys, monkeypatch):
+    def test_unreadable(self, tmp_path, capsys):
         """
         Where nothing could be read, nothing is known.
         """
-        lost = Missing(what="log", reason="Permission denied")
-        monkeypatch.setattr(
-            "distdebug.logscan.scan.scan_logs",
-            lambda *_, **__: ScanReport(missing=(lost,)),
-        )
+        (tmp_path / "train.log.gz").write_text("not packed")
 
-        status = main(["logs", "--errors", str(tmp_path)])
+        status = main(["logs", "--errors", str(tmp_path / "train.log.gz")])
 
         assert 2 == status
-        assert "Permission denied" in capsys.readouterr().out
+        assert "Not a gzipped file" in capsys.readouterr().out
 
-    def test_errors_of_actor(self, session, capsys):
+    @pytest.mark.parametrize("is_actor", [True, False])
+    def test_errors_here(self, session, capsys, monkeypatch, is_actor):
         """
-        Errors can be looked for in the logs of one actor.
+        Errors are looked for in the newest session of this machine, or in the
+        logs of one actor.
         """
-        status = main(
-            ["logs", str(session), "--actor", "Stillborn", "--errors"]
-        )
+        monkeypatch.setenv("RAY_TMPDIR", str(session))
+        who = ["--actor", "Stillborn"] if is_actor else []
+
+        status = main(["logs", "--errors", *who])
 
         out = capsys.readouterr().out
         assert 1 == status
         assert "no such checkpoint" in out
-        assert "SIGSEGV" not in out
-
-    def test_errors_here(self, session, capsys, monkeypatch):
-        """
-        Without a place, the newest session of this machine is read.
-        """
-        monkeypatch.setenv("RAY_TMPDIR", str(session))
-
-        status = main(["logs", "--errors"])
-
-        assert 1 == status
-        assert "no such checkpoint" in capsys.readouterr().out
+        assert is_actor == ("SIGSEGV" not in out)
 
     def test_own_rules(self, tmp_path, capsys):
         """
@@ -290,100 +248,108 @@ class TestLogs:
         assert "my.toml" in capsys.readouterr().err
 
     @pytest.mark.parametrize("option", [[], ["--json"]])
-    def test_follow(self, session, capsys, monkeypatch, option):
+    def test_follow(self, session, monkeypatch, option):
         """
-        What is appended is printed with the name of the actor, until Ctrl-C.
+        What is appended is printed with the name of the actor, also after its
+        file was rotated, until Ctrl-C.
         """
-        (worker,) = [
-            log
-            for log in worker_logs(find_ray_sessions(session))
-            if log.pid == 1339
-        ]
-
-        def follow(workers):
-            path = worker.err[-1].path
-            with path.open("a") as file:
-                file.write("one more line\n")
-            yield from follow_lines(workers, timeout_s=0.01, from_start=True)
-            yield LogLine(text="last", source=f"{path}.1")
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr("distdebug.raylogs.follow_lines", follow)
+        log = next(session.glob("session*/logs/worker-*-1339.err"))
+        screen = Screen(log)
+        monkeypatch.setattr(sys, "stdout", screen)
+        writer = threading.Thread(target=screen.write_to_log)
+        writer.start()
 
         status = main(
             ["logs", str(session), "--actor", "Sgl*", "--follow", *option]
         )
 
-        out = capsys.readouterr().out
+        writer.join()
+        out = screen.getvalue()
         who = "SglEngine (pid=1339 on 192.0.2.2)"
         assert 0 == status
         if option:
             told = [json.loads(line) for line in out.splitlines()]
             assert [who] * len(told) == [line["who"] for line in told]
-            assert "one more line" in [line["text"] for line in told]
+            assert {"one more line", "last"} == {x["text"] for x in told}
         else:
             assert f"{who} | one more line\n" in out
             assert out.endswith(f"{who} | last\n")
 
-    def test_who(self, session):
-        """
-        A file of nobody is called by its own name.
-        """
-        who = who_prints(worker_logs(find_ray_sessions(session)))
-
-        assert "other.log" == who("/x/other.log")
-
-    def test_no_session(self, tmp_path, capsys):
-        """
-        Where nothing is, nothing can be told.
-        """
-        status = main(["logs", str(tmp_path)])
-
-        assert 2 == status
-        assert "Try:" in capsys.readouterr().err
-
-    def test_progress(self, tmp_path, capsys, monkeypatch):
+    def test_progress(self, tmp_path, run_in_terminal, capsys):
         """
         A person sees how far the reading is.
         """
         (tmp_path / "train.log").write_text(TRACE)
-        monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
 
-        main(["logs", "--errors", str(tmp_path)])
+        run_in_terminal("logs", "--errors", str(tmp_path))
 
         assert "reading: 0 of 0 MB" in capsys.readouterr().err
+
+
+class Screen(io.StringIO):
+    """
+    Where followed lines are shown; once the last one is, Ctrl-C is pressed.
+    """
+
+    def __init__(self, log):
+        super().__init__()
+        self.log = log
+        self.has_begun, self.is_over = threading.Event(), threading.Event()
+
+    def write(self, text):
+        """
+        Show it.
+        """
+        super().write(text)
+        # The ends of logs, which come first, were there before.
+        if "one more line" in text and not text.startswith("==>"):
+            self.has_begun.set()
+        if "last" in text and self.has_begun.is_set():
+            self.is_over.set()
+        return len(text)
+
+    def flush(self):
+        """
+        What was written is seen.
+        """
+        if self.is_over.is_set():
+            self.is_over.clear()
+            raise KeyboardInterrupt
+
+    def write_to_log(self):
+        """
+        Append to the log until that is seen, then rotate it.
+        """
+        while not self.has_begun.wait(0.02):
+            with self.log.open("a") as file:
+                file.write("one more line\n")
+        self.log.rename(f"{self.log}.1")
+        self.log.write_text("last\n")
 
 
 class TestPhase:
     def test_loading(self, tmp_path, capsys):
         """
-        The phase, and how far it is, is told.
+        The phase is shown, and how far it is; so is the silence of a job that
+        may still run.
         """
         log = tmp_path / "train.log"
         log.write_text(LOADING)
 
-        status = main(["phase", "--ended", str(log)])
-
-        assert 0 == status
-        assert "40 %" in capsys.readouterr().out
-
-    def test_json(self, tmp_path, capsys):
-        """
-        A job that printed nothing for long is told, also to programs.
-        """
-        log = tmp_path / "train.log"
-        log.write_text(LOADING)
-
+        ended = main(["phase", "--ended", str(log)])
+        out = capsys.readouterr().out
         status = main(["phase", "--json", str(log)])
-
         data = json.loads(capsys.readouterr().out)
+
+        assert 0 == ended
+        assert "40 %" in out
         assert 40 == data["percent"]
         assert data["silent_s"] < time.time()
         assert status == int(bool(data["findings"]))
 
     def test_unknown_framework(self, tmp_path, capsys):
         """
-        Who names an unknown framework is told the known ones.
+        For an unknown framework, the known ones are listed.
         """
         (tmp_path / "train.log").write_text(LOADING)
 
@@ -399,7 +365,7 @@ class TestHealth:
     @pytest.fixture(name="node")
     def _node(self, monkeypatch):
         """
-        What is told of the node, and of what was asked.
+        Stand-ins for looking at the node; what was asked for.
         """
         asked = {}
         full = Finding(
@@ -434,7 +400,7 @@ class TestHealth:
 
     def test_full(self, node, capsys):
         """
-        A full disk ends with 1, and is told to programs.
+        A full disk ends with 1, and is in the JSON.
         """
         status = main(["health", "--folder", "/x", "--pid", "1", "--json"])
 
@@ -442,10 +408,3 @@ class TestHealth:
         assert 1 == status
         assert ["/x"] == node["folders"]
         assert "disk_full" == data["node"]["findings"][0]["cause"]
-
-
-def test_sessions_or_files():
-    """
-    What is named is scanned as it is.
-    """
-    assert ["a", "b"] == logs_module._sessions_or_files(["a", "b"])

@@ -8,6 +8,7 @@ import errno
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -17,13 +18,11 @@ import pytest
 
 import distdebug
 
-from distdebug import __main__ as program
-from distdebug.cli import analyze, demo, diagnose, dump, env
+from distdebug.__main__ import main
 from distdebug.errors import NoDumpsError
 
 
 SOURCE = Path(distdebug.__file__).parents[1]
-COMMANDS = ["analyze", "demo", "diagnose", "dump", "env"]
 
 
 def run_python(code):
@@ -53,47 +52,44 @@ class FullDisk(io.StringIO):
 
 
 class TestHelp:
-    def test_overview(self, capsys):
+    def test_commands(self, capsys):
         """
-        The overview names every command and shows where to begin.
-        """
-        with pytest.raises(SystemExit, match="0"):
-            program.main(["--help"])
-
-        text = capsys.readouterr().out
-        assert [] == [c for c in COMMANDS if f"\n    {c} " not in text]
-        assert "distdebug demo" in text
-
-    @pytest.mark.parametrize("command", COMMANDS)
-    def test_commands(self, command, capsys):
-        """
-        Every command shows an example.
+        The overview names every command, and each shows an example.
         """
         with pytest.raises(SystemExit, match="0"):
-            program.main([command, "--help"])
+            main(["--help"])
+        overview = capsys.readouterr().out
+        commands = re.findall(r"^    ([a-z-]+)  ", overview, re.MULTILINE)
 
-        text = capsys.readouterr().out
-        assert f"distdebug {command}" in text.partition("Example:")[2]
-        assert "{prog}" not in text
+        for command in commands:
+            with pytest.raises(SystemExit, match="0"):
+                main([command, "--help"])
+            text = capsys.readouterr().out
+            assert f"distdebug {command}" in text.partition("Example:")[2]
+            assert "{prog}" not in text
+
+        assert {"analyze", "demo", "diagnose", "dump", "env"} < set(commands)
+        assert len(commands) > 12
+        assert "distdebug demo" in overview
 
     def test_no_command(self, capsys):
         """
         Without a command there is help, and nothing was looked at.
         """
-        assert 2 == program.main([])
+        assert 2 == main([])
         assert "usage:" in capsys.readouterr().err
 
-    def test_version(self, capsys, monkeypatch):
+    def test_version(self, capsys):
         """
         The version is that of the package.
         """
-        monkeypatch.setattr(distdebug, "__version__", "1.2.3", raising=False)
-
         with pytest.raises(SystemExit, match="0"):
-            program.main(["--version"])
+            main(["--version"])
 
-        assert "distdebug 1.2.3\n" == capsys.readouterr().out
+        told = f"distdebug {distdebug.__version__}\n"
+        assert told == capsys.readouterr().out
 
+    @pytest.mark.process
     def test_imports(self):
         """
         Help loads nothing that a command needs: no package but ours.
@@ -116,52 +112,68 @@ class TestHelp:
             ("/x/bin/distdebug", "distdebug"),
         ],
     )
-    def test_program_name(self, name, expected, monkeypatch):
+    def test_program_name(self, name, expected, monkeypatch, capsys):
         """
         Examples begin as the program was called.
         """
         monkeypatch.setattr(sys, "argv", [name])
 
-        assert expected == program._program_name()
+        with pytest.raises(SystemExit, match="0"):
+            main(["env", "--help"])
+
+        text = capsys.readouterr().out
+        assert f'eval "$({expected} env ' in text
 
 
 class TestStatus:
     @pytest.fixture
     def fails_with(self, monkeypatch):
         """
-        Makes a command fail.
+        Makes a command fail, whatever it is that no one can bring about.
         """
 
         def prepare(error):
-            def run(args):
+            def fail(*_, **__):
                 raise error
 
-            monkeypatch.setattr(diagnose, "run", run)
+            monkeypatch.setattr(distdebug, "diagnose", fail, raising=False)
 
         return prepare
 
-    def test_known_error(self, fails_with, capsys):
+    @pytest.mark.parametrize(
+        ("error", "status", "told"),
+        [
+            (
+                NoDumpsError("nothing in \x1b[2Ja", remedy="look elsewhere"),
+                2,
+                "distdebug: nothing in a\nTry: look elsewhere\n",
+            ),
+            (
+                PermissionError(13, "Permission denied", "/x"),
+                2,
+                "distdebug: [Errno 13] Permission denied: '/x'\n",
+            ),
+            (KeyboardInterrupt(), 130, "distdebug: interrupted\n"),
+            (
+                MemoryError(),
+                2,
+                (
+                    "distdebug: there is not enough memory\nTry: allow more "
+                    "(ulimit -v), or ask for fewer ranks or files\n"
+                ),
+            ),
+        ],
+        ids=["known", "system", "interrupted", "memory"],
+    )
+    def test_errors(self, fails_with, capsys, error, status, told):
         """
-        What went wrong is said with its remedy, and without control codes.
+        What went wrong is said with its remedy, without a traceback and
+        without control codes.
         """
-        fails_with(
-            NoDumpsError("nothing in \x1b[2Ja", remedy="look elsewhere")
-        )
+        fails_with(error)
 
-        assert 2 == program.main(["diagnose", "x"])
-        assert (
-            "distdebug: nothing in a\nTry: look elsewhere\n"
-            == capsys.readouterr().err
-        )
-
-    def test_system_error(self, fails_with, capsys):
-        """
-        An error of the system is no accident of ours.
-        """
-        fails_with(PermissionError(13, "Permission denied", "/x"))
-
-        assert 2 == program.main(["diagnose", "x"])
-        assert "Permission denied" in capsys.readouterr().err
+        assert status == main(["diagnose", "x"])
+        assert told == capsys.readouterr().err
 
     def test_our_error(self, fails_with, capsys):
         """
@@ -169,41 +181,22 @@ class TestStatus:
         """
         fails_with(ZeroDivisionError("oops"))
 
-        assert 2 == program.main(["diagnose", "x"])
+        assert 2 == main(["diagnose", "x"])
         assert "ZeroDivisionError: oops" in capsys.readouterr().err
-
-    def test_interrupted(self, fails_with, capsys):
-        """
-        Ctrl-C ends it without a traceback.
-        """
-        fails_with(KeyboardInterrupt)
-
-        assert 130 == program.main(["diagnose", "x"])
-        assert "distdebug: interrupted\n" == capsys.readouterr().err
 
     def test_interrupted_again(self, fails_with, monkeypatch):
         """
         Who presses Ctrl-C once more gets no traceback.
         """
 
-        def interrupt(*_lines):
-            raise KeyboardInterrupt
+        class Impatient(io.StringIO):
+            def write(self, text):
+                raise KeyboardInterrupt
 
         fails_with(KeyboardInterrupt())
-        monkeypatch.setattr(program, "_complain", interrupt)
+        monkeypatch.setattr(sys, "stderr", Impatient())
 
-        assert 130 == program.main(["diagnose", "x"])
-
-    def test_no_memory(self, fails_with, capsys):
-        """
-        Too little memory is said, and what helps.
-        """
-        fails_with(MemoryError())
-
-        assert 2 == program.main(["diagnose", "x"])
-        first, remedy = capsys.readouterr().err.splitlines()
-        assert "distdebug: there is not enough memory" == first
-        assert remedy.startswith("Try: allow more")
+        assert 130 == main(["diagnose", "x"])
 
     def test_no_room(self, monkeypatch, capsys):
         """
@@ -211,7 +204,7 @@ class TestStatus:
         """
         monkeypatch.setattr(sys, "stdout", FullDisk())
 
-        assert 2 == program.main(["--version"])
+        assert 2 == main(["--version"])
         first, remedy = capsys.readouterr().err.splitlines()
         assert first.startswith("distdebug: the output cannot be written: ")
         assert "Try: send it to a disk that has room" == remedy
@@ -219,13 +212,14 @@ class TestStatus:
     @pytest.mark.parametrize("argv", [["--version"], ["diagnose", "x"]])
     def test_full_disk(self, argv, monkeypatch):
         """
-        Where nothing can be written, the status tells that we could not look.
+        Where nothing can be written, the status says that we could not look.
         """
         monkeypatch.setattr(sys, "stdout", FullDisk())
         monkeypatch.setattr(sys, "stderr", FullDisk())
 
-        assert 2 == program.main(argv)
+        assert 2 == main(argv)
 
+    @pytest.mark.process
     def test_closed_streams(self):
         """
         It works with all its streams closed, and takes no file for one.
@@ -242,6 +236,7 @@ class TestStatus:
 
         assert "" == run_python(code)
 
+    @pytest.mark.process
     def test_nobody_reads(self):
         """
         If the reader goes away, so do we, without a word.
@@ -262,33 +257,22 @@ class TestStatus:
 
     def test_plain_streams(self, monkeypatch):
         """
-        Streams that somebody put in place need not be files.
+        Streams that were put in place need not be files.
         """
         monkeypatch.setattr(sys, "stdout", io.StringIO())
 
-        assert 0 == program.main(["demo", "--list"])
-
-
-def test_modules():
-    """
-    Every command has the two functions that make it one.
-    """
-    for module in (analyze, demo, diagnose, dump, env):
-        assert ["add_parser", "run"] == module.__all__
+        assert 0 == main(["demo", "--list"])
 
 
 def test_json(capsys):
     """
     All JSON begins alike.
     """
-    from distdebug.cli.output import print_json
-
-    print_json("x", {"a": 1})
+    main(["nsight", "match", "x", "--json"])
 
     got = json.loads(capsys.readouterr().out)
-    assert ["schema", "tool", "version", "command", "a"] == list(got)
-    assert (1, "distdebug", "x") == (
-        got["schema"],
-        got["tool"],
-        got["command"],
-    )
+    head = ["schema", "tool", "version", "command"]
+    assert head == list(got)[:4]
+    assert [1, "distdebug", distdebug.__version__, "nsight match"] == [
+        got[name] for name in head
+    ]

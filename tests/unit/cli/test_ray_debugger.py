@@ -10,9 +10,7 @@ import pytest
 
 from distdebug.__main__ import main
 from distdebug.capture import Check
-from distdebug.debugger import RayDebugSession
-from distdebug.debugger.ray_debugger import checking, sessions
-from distdebug.debugger.ray_debugger.model import RayDebuggerCheck
+from distdebug.debugger import RayDebuggerCheck, RayDebugSession
 from distdebug.findings import Location
 
 
@@ -39,7 +37,11 @@ def waiting(monkeypatch):
             asked.update(options, address=address)
             return found
 
-        monkeypatch.setattr(sessions, "ray_debug_sessions", answer)
+        # It asks a cluster of Ray, which is not here.
+        monkeypatch.setattr(
+            "distdebug.debugger.ray_debugger.sessions.ray_debug_sessions",
+            answer,
+        )
         return asked
 
     return make
@@ -48,7 +50,7 @@ def waiting(monkeypatch):
 @pytest.mark.parametrize("ok", [True, False])
 def test_check(monkeypatch, capsys, ok):
     """
-    The checks are shown, and the status tells whether one failed.
+    The checks are shown, and the status says whether one failed.
     """
     asked = {}
 
@@ -56,7 +58,9 @@ def test_check(monkeypatch, capsys, ok):
         asked.update(options, address=address)
         return RayDebuggerCheck(checks=(Check("debugpy", ok, "found"),))
 
-    monkeypatch.setattr(checking, "check_ray_debugger", answer)
+    monkeypatch.setattr(
+        "distdebug.debugger.ray_debugger.checking.check_ray_debugger", answer
+    )
     options = ["--ray", "h:1", "--slurm", "7", "--login", "l", "--port", "5"]
 
     status = main(["ray-debugger", *options, "--timeout", "9"])
@@ -79,7 +83,8 @@ def test_check(monkeypatch, capsys, ok):
 
 def test_sessions(waiting, capsys):
     """
-    Who waits is listed, with where, for people and for programs.
+    Sessions that wait are listed, with their place, for people and for
+    programs; if there is none, it is no success.
     """
     asked = waiting(SESSION)
 
@@ -94,16 +99,8 @@ def test_sessions(waiting, capsys):
     assert [SESSION.to_dict()] == data["sessions"]
     assert 120.0 == asked["timeout_s"]
 
-
-def test_nobody(waiting, capsys):
-    """
-    That nobody waits is said, and is no success.
-    """
     waiting()
-
-    status = main(["ray-debugger", "sessions"])
-
-    assert 1 == status
+    assert 1 == main(["ray-debugger", "sessions"])
     assert "nobody waits" in capsys.readouterr().err
 
 
@@ -135,7 +132,7 @@ def test_launch(waiting, capsys, tmp_path):
 @pytest.mark.parametrize("text", ["", "x", "=x", "x="])
 def test_wrong_map(waiting, capsys, text):
     """
-    A mapping that is none is told.
+    A mapping that is none is refused.
     """
     with pytest.raises(SystemExit):
         main(["ray-debugger", "launch-json", "--map", text])

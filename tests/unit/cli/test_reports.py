@@ -1,10 +1,15 @@
 """
-``diagnose`` and ``analyze`` on the dumps of simulated jobs.
+``diagnose`` and ``analyze`` on the dumps of simulated jobs, and the page.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+
+from pathlib import Path
 
 import pytest
 
@@ -12,16 +17,7 @@ from distdebug.__main__ import main
 from distdebug.testing import SimulatedJob, make_dumps
 
 
-@pytest.fixture
-def stuck(tmp_path):
-    """
-    The dumps of a job in which rank 2 did not come.
-    """
-    job = SimulatedJob(4, stack_depth=3)
-    job.collective("all_reduce")
-    job.collective("all_reduce", ranks=[0, 1, 3])
-    make_dumps(tmp_path, job)
-    return str(tmp_path)
+SOURCES = Path(__file__).parents[3] / "src"
 
 
 @pytest.fixture
@@ -107,7 +103,7 @@ class TestFilters:
     )
     def test_nobody(self, option, text, stuck, capsys):
         """
-        A choice of nobody is a mistake, and not a healthy job.
+        A choice of no rank is a mistake, and not a healthy job.
         """
         assert 2 == main(["analyze", stuck, option, text])
         assert "Try: " in capsys.readouterr().err
@@ -145,3 +141,84 @@ class TestEntries:
         assert (0, "nccl:all_reduce", 1, False) == tuple(
             rows[0][key] for key in ("rank", "op", "seq", "p2p")
         )
+
+
+class TestPage:
+    @pytest.mark.parametrize("command", ["diagnose x --html", "timeline x -o"])
+    @pytest.mark.parametrize(
+        ("name", "complaint"),
+        [
+            ("", "no name of a file"),
+            (".", "is a folder"),
+            ("none/x.json", "there is no folder"),
+        ],
+        ids=["empty", "folder", "nowhere"],
+    )
+    def test_no_place(self, command, name, complaint, capsys):
+        """
+        A file that cannot be written is refused before anything is read.
+        """
+        with pytest.raises(SystemExit) as caught:
+            main([*command.split(), name])
+
+        assert 2 == caught.value.code
+        assert complaint in capsys.readouterr().err
+
+    def test_no_jinja(self, monkeypatch, capsys):
+        """
+        So is a package that is missing.
+        """
+        monkeypatch.setitem(sys.modules, "jinja2", None)
+
+        status = main(["diagnose", "no such dumps", "--html", "x.html"])
+
+        assert 2 == status
+        assert "needs jinja2" in capsys.readouterr().err
+
+    @pytest.mark.process
+    def test_nobody_reads(self, stuck, tmp_path):
+        """
+        The page is there also if the reader of the diagnosis has gone.
+        """
+        pytest.importorskip("jinja2")
+        page = tmp_path / "report.html"
+        reading, writing = os.pipe()
+        os.close(reading)
+
+        subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "distdebug",
+                "diagnose",
+                stuck,
+                "--html",
+                page,
+            ],
+            stdout=writing,
+            stderr=subprocess.DEVNULL,
+            check=False,
+            env={**os.environ, "PYTHONPATH": str(SOURCES)},
+        )
+        os.close(writing)
+
+        assert "</html>" in page.read_text("utf-8")
+
+    def test_no_room_for_page(self, stuck, tmp_path, monkeypatch, capsys):
+        """
+        The diagnosis is printed also if its page cannot be written.
+        """
+        pytest.importorskip("jinja2")
+
+        def fail(*_):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(Path, "replace", fail)
+
+        status = main(["diagnose", stuck, "--html", str(tmp_path / "x.html")])
+
+        told = capsys.readouterr()
+        assert 2 == status
+        assert "rank 2 never entered" in told.out
+        assert "No space left" in told.err
+        assert not (tmp_path / "x.html").exists()

@@ -11,9 +11,10 @@ from types import SimpleNamespace
 import attrs
 import pytest
 
+import distdebug
+
 from distdebug.__main__ import main
 from distdebug.bundle import Manifest, NodeEntry
-from distdebug.diagnosis import Snapshot
 from distdebug.findings import Cause, Diagnosis, Finding
 
 
@@ -33,7 +34,7 @@ def taken(monkeypatch, tmp_path):
     """
     node = NodeEntry(host="n1", status="ok", files=4)
     log = SimpleNamespace(
-        snapshot=Snapshot(
+        snapshot=distdebug.Snapshot(
             tmp_path / "hang",
             Diagnosis(verdict=finding(Cause.IO_WAIT)),
             Manifest(version="1", created=1.0, nodes=(node,)),
@@ -50,27 +51,6 @@ def taken(monkeypatch, tmp_path):
     return log
 
 
-def test_found(taken, capsys):
-    """
-    The diagnosis is printed, and where everything is.
-    """
-    status = main(["snapshot", "hang"])
-
-    out = capsys.readouterr().out
-    assert 1 == status
-    assert out.startswith("rank 3 reads\n")
-    assert "hang (nodes: 1, files: 4)" in out
-    (((folder,), options),) = taken.calls
-    assert "hang" == folder
-    assert (None, None, (), (), "none", False, 120.0) == tuple(
-        options[name]
-        for name in (
-            *("dump_dir", "pids", "patterns", "logs", "native", "cuda"),
-            "timeout_s",
-        )
-    )
-
-
 def test_page(taken):
     """
     What was taken gets a page, which shows the diagnosis.
@@ -83,22 +63,34 @@ def test_page(taken):
     assert "Rank 3 reads." in page.read_text("utf-8")
 
 
-def test_options(taken):
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("", (None, None, (), (), "none", False, 120.0)),
+        (
+            (
+                "--here --dump-dir d --pid 7 --pattern a --log x --log y "
+                "--native --cuda --timeout 9"
+            ),
+            ("d", [7], ["a"], ["x", "y"], "classes", True, 9.0),
+        ),
+    ],
+    ids=["none", "all"],
+)
+def test_options(taken, capsys, line, expected):
     """
-    Options say what is taken, and how.
+    Options say what is taken, and how; the diagnosis is printed, and where
+    everything is.
     """
-    line = "snapshot --here --dump-dir d --pid 7 --pattern a --log x --log y"
+    status = main(["snapshot", *line.split(), "hang"])
 
-    main([*line.split(), "--native", "--cuda", "--timeout", "9", "hang"])
-
-    ((_, options),) = taken.calls
-    assert ("d", [7], ["a"], ["x", "y"], "classes", True, 9.0) == tuple(
-        options[name]
-        for name in (
-            *("dump_dir", "pids", "patterns", "logs", "native", "cuda"),
-            "timeout_s",
-        )
-    )
+    (((folder,), options),) = taken.calls
+    names = "dump_dir pids patterns logs native cuda timeout_s"
+    assert expected == tuple(options[name] for name in names.split())
+    out = capsys.readouterr().out
+    assert (1, "hang") == (status, folder)
+    assert out.startswith("rank 3 reads\n")
+    assert "hang (nodes: 1, files: 4)" in out
 
 
 def test_json(taken, capsys):
@@ -115,28 +107,21 @@ def test_json(taken, capsys):
 
 def test_healthy(taken):
     """
-    If nothing is wrong, so says the status.
+    The status says if nothing is wrong, or no worker could be seen.
     """
     healthy = Diagnosis(verdict=finding(Cause.HEALTHY))
     taken.snapshot = attrs.evolve(taken.snapshot, diagnosis=healthy)
-
     assert 0 == main(["snapshot", "hang"])
 
-
-def test_blind(taken):
-    """
-    If no worker could be seen, nothing was looked at.
-    """
     node = NodeEntry(host="n1", status="failed")
     manifest = attrs.evolve(taken.snapshot.manifest, nodes=(node,))
     taken.snapshot = attrs.evolve(taken.snapshot, manifest=manifest)
-
     assert 2 == main(["snapshot", "hang"])
 
 
 def test_no_folder(tmp_path, capsys):
     """
-    A folder that cannot be made is told before anything is done.
+    A folder that cannot be made is refused before anything is done.
     """
     (tmp_path / "file").write_text("")
 
@@ -144,18 +129,6 @@ def test_no_folder(tmp_path, capsys):
 
     assert 2 == status
     assert "Not a directory" in capsys.readouterr().err
-
-
-def test_help(capsys):
-    """
-    Help shows an example, and what the exit status means.
-    """
-    with pytest.raises(SystemExit, match="0"):
-        main(["snapshot", "--help"])
-
-    text = capsys.readouterr().out
-    assert "distdebug snapshot" in text.partition("Example:")[2]
-    assert "Exit status" in text
 
 
 def test_slurm(taken, monkeypatch):

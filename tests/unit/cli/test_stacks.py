@@ -5,18 +5,15 @@ The commands ``stacks`` and ``preflight``.
 from __future__ import annotations
 
 import json
+import time
 
 from types import SimpleNamespace
 
 import attrs
 import pytest
 
-from distdebug import preflight
 from distdebug.__main__ import main
-from distdebug.capture import Capture, Check, node
-from distdebug.capture.model import CaptureStatus, ProcessCapture
-from distdebug.cli import stacks as command
-from distdebug.diagnosis import preflight as room
+from distdebug.capture import Capture, CaptureStatus, Check, ProcessCapture
 from distdebug.processes import Worker
 from distdebug.stacks import ProcessStacks, StackFrame, ThreadStack
 
@@ -29,6 +26,9 @@ Thread 7 (idle): "MainThread"
     read_shard (/home/me/data.py:41)
     next (/v/lib/python3.11/site-packages/torch/utils/data/dataloader.py:700)
 """
+IDLE = StackFrame(
+    "_run_once", "/usr/lib/python3.11/asyncio/base_events.py", 1904
+)
 
 
 def process(rank, frames):
@@ -68,15 +68,19 @@ def captured(monkeypatch):
     What is captured, and how it was asked for.
     """
     log = SimpleNamespace(
-        capture=Capture(host="n1", processes=(READING,)), calls=[]
+        capture=Capture(host="n1", processes=(READING,)),
+        error=None,
+        calls=[],
     )
 
     def capture(*args, **kwargs):
         log.calls.append((args, kwargs))
         kwargs["tell"]("look 1 of 3", 1, 4)
+        if log.error is not None:
+            raise log.error
         return log.capture
 
-    monkeypatch.setattr(node, "capture_node", capture)
+    monkeypatch.setattr("distdebug.capture.node.capture_node", capture)
     return log
 
 
@@ -118,14 +122,27 @@ class TestStacks:
             options["timeout_s"],
         )
 
-    def test_all_native(self, captured):
+    @pytest.mark.parametrize(
+        ("options", "native", "patterns"),
+        [
+            ([], "none", ()),
+            (["--native", "--pattern", "a"], "classes", ["a"]),
+            (
+                ["--all-native", "--pattern", "a", "--pattern", "b"],
+                "all",
+                ["a", "b"],
+            ),
+        ],
+        ids=["none", "some", "all"],
+    )
+    def test_native(self, captured, options, native, patterns):
         """
-        Native stacks of everybody are more than those of some.
+        Native stacks are of none, of some, or of every process.
         """
-        main(["stacks", "--all-native", "--pattern", "a", "--pattern", "b"])
+        main(["stacks", *options])
 
-        ((_, options),) = captured.calls
-        assert ("all", ["a", "b"]) == (options["native"], options["patterns"])
+        ((_, given),) = captured.calls
+        assert (native, patterns) == (given["native"], given["patterns"])
 
     def test_json(self, captured, capsys):
         """
@@ -150,29 +167,22 @@ class TestStacks:
         assert 2 == status
         assert "--pattern" in capsys.readouterr().err
 
-    def test_healthy(self, captured):
+    @pytest.mark.parametrize(
+        ("frames", "status", "told"),
+        [((IDLE,), 0, "1 process"), ((), 2, "no stack could be read")],
+        ids=["healthy", "blind"],
+    )
+    def test_nothing_wrong(self, captured, capsys, frames, status, told):
         """
-        Nothing is wrong with who waits for events.
-        """
-        idle = StackFrame(
-            "_run_once", "/usr/lib/python3.11/asyncio/base_events.py", 1904
-        )
-        captured.capture = attrs.evolve(
-            captured.capture, processes=(process(0, (idle,)),)
-        )
-
-        assert 0 == main(["stacks"])
-
-    def test_blind(self, captured, capsys):
-        """
-        Who could not see anything does not say that all is well.
+        Nothing is wrong with who waits for events; who could not see anything
+        does not say that all is well.
         """
         captured.capture = attrs.evolve(
-            captured.capture, processes=(process(0, ()),)
+            captured.capture, processes=(process(0, frames),)
         )
 
-        assert 2 == main(["stacks"])
-        assert capsys.readouterr().out.startswith("no stack could be read")
+        assert status == main(["stacks"])
+        assert told in capsys.readouterr().out
 
     def test_no_such_process(self, captured, capsys):
         """
@@ -187,24 +197,10 @@ class TestStacks:
         assert 2 == main(["stacks", "--pid", "999999"])
         assert "no such process: 999999" in capsys.readouterr().err
 
-    def test_repeated_json(self, captured, capsys, monkeypatch):
+    @pytest.mark.parametrize("option", [[], ["--json"]])
+    def test_repeat(self, captured, capsys, monkeypatch, option):
         """
-        Of several results each is one line.
-        """
-
-        def interrupt(_):
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(command, "time", SimpleNamespace(sleep=interrupt))
-
-        main(["stacks", "--repeat", "5", "--json"])
-
-        (line,) = capsys.readouterr().out.splitlines()
-        assert "stacks" == json.loads(line)["command"]
-
-    def test_repeat(self, captured, capsys, monkeypatch):
-        """
-        It looks again until it is interrupted.
+        It looks again until it is interrupted; as JSON, each is one line.
         """
         slept = []
 
@@ -213,24 +209,26 @@ class TestStacks:
             if len(slept) == 2:
                 raise KeyboardInterrupt
 
-        monkeypatch.setattr(command, "time", SimpleNamespace(sleep=sleep))
+        monkeypatch.setattr(time, "sleep", sleep)
 
-        status = main(["stacks", "--repeat", "5"])
+        status = main(["stacks", "--repeat", "5", *option])
 
+        out = capsys.readouterr().out
         assert 1 == status
         assert [5.0, 5.0] == slept
         assert 2 == len(captured.calls)
-        assert 2 == capsys.readouterr().out.count("1 process")
+        if option:
+            assert ["stacks"] * 2 == [
+                json.loads(line)["command"] for line in out.splitlines()
+            ]
+        else:
+            assert 2 == out.count("1 process")
 
-    def test_interrupted_at_once(self, monkeypatch, capsys):
+    def test_interrupted_at_once(self, captured):
         """
         Who is interrupted before anything was seen has seen nothing.
         """
-
-        def interrupt(*_, **__):
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(node, "capture_node", interrupt)
+        captured.error = KeyboardInterrupt()
 
         assert 130 == main(["stacks", "--repeat", "5"])
 
@@ -238,28 +236,19 @@ class TestStacks:
 class TestFiles:
     def test_file(self, tmp_path, capsys):
         """
-        Stacks that somebody else took are explained as well.
+        Stacks that other tools took are explained as well.
         """
         path = tmp_path / "dump.txt"
         path.write_text(DUMP)
 
         status = main(["stacks", str(path)])
-
         out = capsys.readouterr().out
+        main(["stacks", "--json", str(path), str(tmp_path / "none.txt")])
+        data = json.loads(capsys.readouterr().out)
+
         assert 1 == status
         assert "read_shard (data.py:41)" in out
         assert "dataloader_wait" in out
-
-    def test_json(self, tmp_path, capsys):
-        """
-        Also for programs.
-        """
-        path = tmp_path / "dump.txt"
-        path.write_text(DUMP)
-
-        main(["stacks", "--json", str(path), str(tmp_path / "none.txt")])
-
-        data = json.loads(capsys.readouterr().out)
         assert "dataloader_wait" == data["findings"][0]["cause"]
         assert ["stack"] == [m["what"] for m in data["missing"]]
         assert 7 == data["tree"]["processes"][0]["pid"]
@@ -317,19 +306,26 @@ class TestPreflight:
                 remedy="pip install pystack",
             ),
         ]
-        monkeypatch.setattr(room, "check_capture", lambda: tuple(checks))
+        monkeypatch.setattr(
+            "distdebug.diagnosis.preflight.check_capture",
+            lambda: tuple(checks),
+        )
         return checks
 
     def test_ready(self, checks, capsys):
         """
-        What would only be nice to have is no problem.
+        What would only be nice to have is no problem; if all is well, there is
+        nothing but the table.
         """
         status = main(["preflight"])
-
         out = capsys.readouterr().out
+        del checks[1]
+        main(["preflight"])
+
         assert 0 == status
         assert "may attach" in out
         assert "pip install pystack" in out
+        assert capsys.readouterr().out.endswith("may attach\n")
 
     def test_problem(self, checks, capsys):
         """
@@ -345,11 +341,3 @@ class TestPreflight:
         assert 1 == status
         assert not data["ready"]
         assert "--cap-add SYS_PTRACE" == data["checks"][0]["remedy"]
-
-    def test_nothing_to_do(self, checks):
-        """
-        If all is well, there is nothing but the table.
-        """
-        del checks[1]
-
-        assert str(preflight()).endswith("may attach")

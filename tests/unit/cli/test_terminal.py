@@ -5,7 +5,6 @@ What a terminal gets that a file does not.
 from __future__ import annotations
 
 import fcntl
-import io
 import os
 import pty
 import re
@@ -21,16 +20,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distdebug._showing import Entries, Entry, Table
+from distdebug import analyze_dumps
+from distdebug.__main__ import main
 from distdebug._text import text_table
 from distdebug.cli.terminal import (
     fit_facts,
     fit_tables,
-    has_colors,
     paint_fine,
     paint_wrong,
-    plain,
-    width_of,
 )
 from distdebug.testing import SimulatedJob, make_dumps
 
@@ -39,41 +36,64 @@ SOURCES = Path(__file__).parents[3] / "src"
 COLORS = re.compile(r"\x1b\[[0-9;]*m")
 
 
-class Tty(io.StringIO):
+@pytest.fixture
+def is_painted(stuck, capsys, monkeypatch):
     """
-    A stream that a person looks at.
+    Whether a verdict is printed in colors.
     """
 
-    def isatty(self) -> bool:
-        """
-        Say so.
-        """
-        return True
+    def run(environ, *, on_terminal):
+        for name in ("NO_COLOR", "FORCE_COLOR", "TERM"):
+            monkeypatch.delenv(name, raising=False)
+        for name, value in environ.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: on_terminal)
+        main(["analyze", stuck])
+        return "\x1b[1;31mrank 2" in capsys.readouterr().out
+
+    return run
 
 
 @pytest.mark.parametrize(
-    ("environ", "stream", "expected"),
+    ("environ", "on_terminal", "expected"),
     [
-        ({}, Tty(), True),
-        ({}, io.StringIO(), False),
-        ({"TERM": "xterm"}, Tty(), True),
-        ({"TERM": "dumb"}, Tty(), False),
-        ({"NO_COLOR": "1"}, Tty(), False),
-        ({"NO_COLOR": ""}, Tty(), True),
-        ({"FORCE_COLOR": "1"}, io.StringIO(), True),
-        ({"FORCE_COLOR": "1", "TERM": "dumb"}, Tty(), True),
-        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, Tty(), False),
+        ({}, True, True),
+        ({}, False, False),
+        ({"TERM": "xterm"}, True, True),
+        ({"TERM": "dumb"}, True, False),
+        ({"NO_COLOR": "1"}, True, False),
+        ({"NO_COLOR": ""}, True, True),
+        ({"FORCE_COLOR": "1"}, False, True),
+        ({"FORCE_COLOR": "1", "TERM": "dumb"}, True, True),
+        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, True, False),
     ],
     ids=[
         *("tty", "file", "xterm", "dumb", "no color", "empty", "forced"),
         *("forced on dumb", "both"),
     ],
 )
-def test_colors(environ, stream, expected):
+def test_colors(is_painted, environ, on_terminal, expected):
     """
     Colors are for terminals, unless the environment says otherwise.
     """
-    assert expected == has_colors(stream, environ)
+    assert expected == is_painted(environ, on_terminal=on_terminal)
+
+
+def test_blocks_are_painted_as_results_are(tmp_path, monkeypatch, capsys):
+    """
+    What has no result of its own is printed like one that has.
+    """
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    stack = 'File "/w/data.py", line 41 in read_shard'
+    (tmp_path / "a.txt").write_text(
+        f"Thread 0x0001 (most recent call first):\n  {stack}\n"
+        '  File "/v/torch/utils/data/dataloader.py", line 700 in __next__\n'
+    )
+
+    main(["stacks", str(tmp_path / "a.txt")])
+
+    assert "\x1b[33mdataloader_wait" in capsys.readouterr().out
 
 
 class TestPaint:
@@ -90,7 +110,7 @@ class TestPaint:
 
     def test_wrong_without_ranks(self):
         """
-        If nobody is at fault, the whole sentence stands out.
+        If no rank is at fault, the whole sentence stands out.
         """
         painted = paint_wrong("head", "the disk is full")
 
@@ -114,7 +134,7 @@ class TestPaint:
         """
         text = COLORS.sub("", text)
 
-        for paint in (plain, paint_wrong, paint_fine):
+        for paint in (paint_wrong, paint_fine):
             assert text == COLORS.sub("", paint(kind, text))
 
 
@@ -149,7 +169,7 @@ class TestTables:
 
     def test_very_narrow(self):
         """
-        Below a few characters, nobody could read the cells.
+        Cells are not cut below a few characters, which are too few to read.
         """
         table = text_table(("first", "second"), [("x" * 30, "y" * 30)])
 
@@ -252,16 +272,6 @@ class TestFacts:
         assert fitted == COLORS.sub("", painted)
 
 
-def test_width(monkeypatch):
-    """
-    Only a terminal has a width.
-    """
-    monkeypatch.setenv("COLUMNS", "55")
-
-    assert 55 == width_of(Tty())
-    assert width_of(io.StringIO()) is None
-
-
 def _in_terminal(*args, columns=80, **environ):
     """
     Run a command in a terminal, and return what that got.
@@ -317,6 +327,7 @@ def _dumps(tmp_path):
     return tmp_path / "dumps"
 
 
+@pytest.mark.process
 class TestInTerminal:
     def test_colors_and_progress(self, dumps):
         """
@@ -357,8 +368,6 @@ class TestInTerminal:
         """
         What is not a terminal gets the text of the result, and nothing else.
         """
-        from distdebug import analyze_dumps
-
         done = subprocess.run(
             [sys.executable, "-m", "distdebug", "analyze", str(dumps)],
             capture_output=True,
@@ -369,23 +378,3 @@ class TestInTerminal:
 
         expected = str(analyze_dumps(dumps).to_diagnosis())
         assert (f"{expected}\n", "") == (done.stdout, done.stderr)
-
-
-def test_blocks_and_results_are_painted_alike(monkeypatch, capsys):
-    """
-    What has no result of its own is printed like one that has.
-    """
-    from distdebug.cli.output import print_result
-
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    blocks = (
-        Entries([Entry("rank 1 died", [("cause", "killed")])]),
-        Table(("a", "b"), [(1, 2)]),
-    )
-
-    print_result(blocks, is_fine=False)
-
-    printed = capsys.readouterr().out
-    assert "\x1b[1;31mrank 1\x1b[0m" in printed
-    assert "\x1b[33mkilled\x1b[0m" in printed

@@ -16,68 +16,11 @@ import threading
 import time
 
 from datetime import timedelta
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
-import distdebug
-
-from distdebug.debugger import arm, connect, set_trace
-from distdebug.debugger.folders import socket_path
-from distdebug.debugger.inside import agent, arming, audit, patience
-from distdebug.debugger.inside.arming import disarm, is_armed
-from distdebug.debugger.inside.audit import keep_record
-from distdebug.debugger.inside.stops import open_stop
-from distdebug.debugger.wire import LIMIT_BYTES
-
-
-@pytest.fixture
-def folder(socket_folder):
-    """
-    Where this process listens, if it does.
-    """
-    yield socket_folder
-    disarm()
-
-
-@pytest.fixture
-def armed(folder):
-    """
-    The socket of this process, which answers.
-    """
-    return arm()
-
-
-def connected(path):
-    """
-    A socket that is connected to it.
-    """
-    client = socket.socket(socket.AF_UNIX)
-    client.settimeout(30)
-    client.connect(str(path))
-    return client
-
-
-def said(client, data):
-    """
-    The first line that is answered, as an object; nothing if it hangs up.
-    """
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        client.sendall(data)
-    with client.makefile("rb") as file:
-        with contextlib.suppress(ConnectionResetError):
-            line = file.readline()
-            return json.loads(line) if line else None
-    return None
-
-
-def asked(path, **request):
-    """
-    What is answered to one request.
-    """
-    with connected(path) as client:
-        return said(client, json.dumps(request).encode() + b"\n")
+from distdebug.debugger import arm, connect, disarm, set_trace
 
 
 def recorded(folder):
@@ -98,27 +41,30 @@ class TestSafety:
 
     def test_unsafe_folder(self, folder, caplog):
         """
-        Where others may enter, nobody listens, and the job goes on.
+        Where others may enter, the rank does not listen, and the job goes on.
         """
         folder.chmod(0o755)
 
         assert arm() is None
 
         assert "others may enter" in caplog.text
-        assert not is_armed()
         assert [] == list(folder.iterdir())
 
-    def test_other_user(self, folder, armed, monkeypatch, caplog):
+    def test_other_user(self, folder, armed, raw, peer_is, caplog):
         """
-        Another user is hung up on, unheard, and that is recorded.
+        Another user is hung up on, unheard, and that is recorded; root is
+        heard.
         """
-        monkeypatch.setattr(agent, "peer_uid", lambda _: os.geteuid() + 1)
+        peer_is(os.geteuid() + 1)
+        other = raw.asked(armed, op="list", id=1)
+        peer_is(0)
+        root = raw.asked(armed, op="list", id=1)
 
-        assert asked(armed, op="list", id=1) is None
-
+        assert (None, 1) == (other, root["id"])
         assert [("refused", "")] == recorded(folder)
         assert "must not debug" in caplog.text
 
+    @pytest.mark.process
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root can be another")
     def test_really_another_user(self, folder, armed):
         """
@@ -144,45 +90,19 @@ class TestSafety:
         assert got.stdout.strip() in {"b''", "refused"}, got.stderr
         assert [("refused", "")] == recorded(folder)
 
-    @pytest.mark.parametrize(
-        "data",
-        [
-            b"nonsense\n",
-            b"[]\n",
-            b"\x80\x04}\n",
-            b"x" * (LIMIT_BYTES + 2),
-            b'{"a":' * 100_000 + b"\n",
-        ],
-        ids=["text", "list", "pickle", "oversized", "deep"],
-    )
-    def test_malformed(self, armed, data):
+    def test_half_a_message(self, armed, raw):
         """
-        What is no message ends the conversation, and only that.
+        A client that sends half a message, or nothing, does not block others.
         """
-        with connected(armed) as client:
-            answer = said(client, data)
-            rest = b"gone"
-            with contextlib.suppress(ConnectionResetError):
-                rest = client.recv(10)
-
-        assert answer is None or "message" in answer["error"]
-        assert rest in {b"", b"gone"}
-        assert 7 == asked(armed, op="list", id=7)["id"]
-
-    def test_half_a_message(self, armed):
-        """
-        Who says half a word, or nothing, keeps nobody from being heard.
-        """
-        with connected(armed) as slow, connected(armed):
+        with raw.connected(armed) as slow, raw.connected(armed):
             slow.sendall(b'{"op":')
 
-            assert 1 == asked(armed, op="list", id=1)["id"]
+            assert 1 == raw.asked(armed, op="list", id=1)["id"]
 
-    def test_flood(self, armed, monkeypatch):
+    def test_flood(self, armed, raw):
         """
-        Who asks too much waits for itself; others do not.
+        A client that sends too many requests slows down itself, not others.
         """
-        monkeypatch.setattr(agent, "_MOST_PER_SECOND", 20)
         done = threading.Event()
 
         def flood(client):
@@ -190,103 +110,104 @@ class TestSafety:
                 client.sendall(b'{"op":"list"}\n' * 100_000)
             done.set()
 
-        with connected(armed) as client:
+        with raw.connected(armed) as client:
             threading.Thread(target=flood, args=(client,), daemon=True).start()
             began = time.monotonic()
 
-            assert 2 == asked(armed, op="list", id=2)["id"]
+            assert 2 == raw.asked(armed, op="list", id=2)["id"]
 
             assert time.monotonic() - began < 20
             assert not done.is_set()
             client.shutdown(socket.SHUT_RDWR)
         assert done.wait(30)
 
-    def test_many(self, armed, monkeypatch):
+    def test_many(self, armed, raw, monkeypatch):
         """
-        Only so many are talked to at a time, and who comes then is told so.
+        Only so many clients are served at a time; one more gets an error,
+        unless another was idle for long.
         """
+        monotonic = time.monotonic
         with contextlib.ExitStack() as stack:
             crowd = [
-                stack.enter_context(connected(armed))
-                for _ in range(agent._MOST_CLIENTS)
+                stack.enter_context(raw.connected(armed)) for _ in range(16)
             ]
             for client in crowd:
-                said(client, b'{"op":"list"}\n')
+                raw.said(client, b'{"op":"list"}\n')
 
-            assert "16 others" in asked(armed, op="list")["error"]
-            monkeypatch.setattr(agent, "_GIVES_WAY_S", 0.0)
+            assert "16 others" in raw.asked(armed, op="list")["error"]
+            monkeypatch.setattr(time, "monotonic", lambda: monotonic() + 60)
             # Who is just being answered does not give way.
-            tries = (asked(armed, op="list", id=4) for _ in range(100))
+            tries = (raw.asked(armed, op="list", id=4) for _ in range(100))
             assert any(4 == answer["id"] for answer in tries)
             assert b"" == crowd[0].recv(10)
         for _ in range(1000):
-            answer = asked(armed, op="list", id=3)
+            answer = raw.asked(armed, op="list", id=3)
             if "error" not in answer:
                 break
             time.sleep(0.01)
 
         assert 3 == answer["id"]
 
-    def test_no_threads(self, armed, monkeypatch):
+    def test_no_files(self, armed, raw, monkeypatch):
         """
-        If no thread can be started, the client is hung up on.
+        If a connection cannot be taken, the next one is waited for; if no
+        thread can be started, the client is hung up on.
         """
-        with connected(armed) as client:
-            said(client, b'{"op":"list"}\n')
-            start = threading.Thread.start
+        accept, start, failed = (
+            socket.socket.accept,
+            threading.Thread.start,
+            [],
+        )
 
-            def refuse(thread):
-                if thread.name == "distdebug-client":
-                    msg = "can't start new thread"
-                    raise RuntimeError(msg)
-                start(thread)
-
-            monkeypatch.setattr(threading.Thread, "start", refuse)
-
-            assert asked(armed, op="list") is None
-
-    def test_no_files(self, folder, monkeypatch):
-        """
-        If a connection cannot be taken, the next one is waited for.
-        """
-
-        class Tired(socket.socket):
-            """
-            Fails once, and is closed then.
-            """
-
-            times = 0
-
-            def accept(self):
-                self.times += 1
-                if self.times == 2:
-                    self.close()
+        def refuse(listener):
+            if not failed:
+                failed.append(listener)
                 raise OSError(24, "too many open files")
+            return accept(listener)
 
-        tired = Tired()
+        def no_more(thread):
+            if thread.name == "distdebug-client":
+                msg = "can't start new thread"
+                raise RuntimeError(msg)
+            start(thread)
 
-        agent.serve(tired, folder).join(30)
+        monkeypatch.setattr(socket.socket, "accept", refuse)
 
-        assert 2 == tired.times
+        # The first is taken by who waits since before.
+        assert [1, 2] == [
+            raw.asked(armed, op="list", id=number)["id"] for number in (1, 2)
+        ]
+        assert 1 == len(failed)
+        monkeypatch.setattr(threading.Thread, "start", no_more)
+        assert raw.asked(armed, op="list") is None
 
-    def test_cannot_listen(self, folder, monkeypatch):
+    def test_cannot_listen(self, folder, monkeypatch, caplog):
         """
         What cannot be opened is closed again, and said.
         """
-        with pytest.raises(OSError):
-            agent.listen(folder / "missing" / "s")
+
+        def refuse(*_):
+            raise OSError(98, "Address already in use")
+
+        monkeypatch.setattr(socket.socket, "bind", refuse, raising=False)
+
+        assert arm() is None
+
+        assert "cannot be debugged: [Errno 98]" in caplog.text
 
 
 class TestAnswers:
-    def test_process(self, armed):
+    def test_process(self, armed, raw):
         """
-        A process says who it is, and where.
+        A process says which rank it is, and where; one that was not to be
+        stopped says so.
         """
-        answer = asked(armed, op="list", id=1)
+        answer = raw.asked(armed, op="list", id=1)
 
         assert os.getpid() == answer["process"]["pid"]
         assert answer["main"]["line"] > 0
         assert [] == answer["stops"]
+        assert "not about" in raw.asked(armed, op="resume")["output"]
 
     @pytest.mark.parametrize(
         ("request_", "error"),
@@ -317,16 +238,16 @@ class TestAnswers:
         ],
         ids=str,
     )
-    def test_refused(self, armed, request_, error):
+    def test_refused(self, armed, request_, error, raw):
         """
         What makes no sense, or takes too long, is an error and no more.
         """
-        answer = asked(armed, id=1, **request_)
+        answer = raw.asked(armed, id=1, **request_)
 
         assert 1 == answer["id"]
         assert error in answer["error"]
 
-    def test_gone(self, armed):
+    def test_gone(self, armed, raw):
         """
         A stop that is not there any more is said to have ended.
         """
@@ -335,55 +256,39 @@ class TestAnswers:
             {"op": "last"},
             {"op": "extend", "seconds": 3},
         ):
-            answer = asked(armed, keys=["gone"], **request)
+            answer = raw.asked(armed, keys=["gone"], **request)
 
             assert "ended" == answer["stops"]["gone"]["state"]
             assert "not stopped" in answer["stops"]["gone"]["error"]
 
-    def test_values(self, armed):
+    def test_values(self, armed, raw):
         """
-        An expression sees the line of the main thread, comprehensions too.
+        An expression sees the line of the main thread, comprehensions too; an
+        answer that is too long is cut.
         """
-        inner = asked(
+        inner = raw.asked(
             armed,
             op="eval",
             expression=" [type(c).__name__ for c in (client,)]",
         )
-        outer = asked(armed, op="eval", expression="request['op']", up=1)
-        outermost = asked(armed, op="eval", expression="up", up=999)
+        outer = raw.asked(armed, op="eval", expression="request['op']", up=1)
+        outermost = raw.asked(armed, op="eval", expression="up", up=999)
+        long = raw.asked(armed, op="eval", expression="'\\U0001f600' * 10**7")
 
         assert "['socket']" == inner["output"]
         assert "'eval'" == outer["output"]
         assert "NameError: name 'up' is not defined" == outermost["error"]
+        assert long["output"].endswith("…")
 
-    def test_too_much(self, armed):
+    def test_stack(self, armed, raw):
         """
-        An answer that is too long is an error, and the talk goes on.
+        The threads of the process are listed, but for those of the debugger.
         """
-        answer = asked(
-            armed, op="eval", id=1, expression="'\\U0001f600' * 10**7"
-        )
-
-        assert answer["output"].endswith("…")
-
-    def test_too_long_to_send(self):
-        """
-        What would not fit is not sent.
-        """
-        data = agent._packed({"id": 4, "output": "x" * LIMIT_BYTES})
-
-        assert 4 == json.loads(data)["id"]
-        assert "longer" in json.loads(data)["error"]
-
-    def test_stack(self, armed):
-        """
-        The threads of the process are told, but for those of the debugger.
-        """
-        alone = asked(armed, op="stack")["threads"]
+        alone = raw.asked(armed, op="stack")["threads"]
         event = threading.Event()
         thread = threading.Thread(target=event.wait, name="mine")
         thread.start()
-        both = asked(armed, op="stack", all=True)["threads"]
+        both = raw.asked(armed, op="stack", all=True)["threads"]
         event.set()
         thread.join()
 
@@ -392,97 +297,63 @@ class TestAnswers:
         assert "mine" in names
         assert not [n for n in names if n.startswith("distdebug")]
 
-    def test_resume(self, armed):
-        """
-        A process that nobody wanted to stop says so.
-        """
-        assert "not about" in asked(armed, op="resume")["output"]
-
 
 class TestAudit:
-    def test_recorded(self, folder, armed):
+    def test_recorded(self, folder, armed, raw):
         """
         What is asked is written down; what only lists is not.
         """
-        asked(armed, op="list")
-        asked(armed, op="eval", expression="1 + 1")
-        asked(armed, op="command", line="p x", keys=["k"])
+        raw.asked(armed, op="list")
+        raw.asked(armed, op="eval", expression="1 + 1")
+        raw.asked(armed, op="command", line="p x", keys=["k"])
 
         assert [("eval", "1 + 1"), ("command", "p x")] == recorded(folder)
         path = folder / "audit.jsonl"
         assert 0o600 == stat.S_IMODE(path.stat().st_mode)
 
-    def test_forbidden(self, armed, monkeypatch):
+    @pytest.mark.process
+    def test_forbidden(self, start, raw):
         """
-        An audit hook can forbid a command.
+        An audit hook hears of a command, and can forbid it.
         """
+        process = start(
+            "import sys",
+            "from distdebug.debugger import arm",
+            "def hook(event, args):",
+            "    if event.startswith('distdebug'):",
+            "        print(event, *args, flush=True)",
+            "        raise RuntimeError('not on my watch')",
+            "sys.addaudithook(hook)",
+            "print(arm(), flush=True)",
+            "sys.stdin.read()",
+        )
+        path = process.stdout.readline().strip()
 
-        def forbid(*_, **__):
-            msg = "not on my watch"
-            raise RuntimeError(msg)
-
-        monkeypatch.setattr(agent, "keep_record", forbid)
-
-        answer = asked(armed, op="eval", expression="1")
+        answer = raw.asked(path, op="eval", expression="1 + 1")
 
         assert "forbids it: not on my watch" in answer["error"]
+        assert "distdebug.command eval  1 + 1\n" == process.stdout.readline()
 
-    def test_hooks_hear_of_it(self, folder):
-        """
-        The audit hooks of the interpreter are told.
-        """
-        program = (
-            "import sys; from pathlib import Path\n"
-            "sys.addaudithook(lambda e, a: e[:9] == 'distdebug' "
-            "and print(e, *a))\n"
-            "from distdebug.debugger.inside.audit import keep_record\n"
-            "keep_record(Path('/nowhere'), uid=1, pid=2, key='k', op='o', "
-            "line='l')"
-        )
-        source = Path(distdebug.__file__).parents[1]
-
-        got = subprocess.run(
-            [sys.executable, "-c", program],
-            env={**os.environ, "PYTHONPATH": str(source)},
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-
-        assert "distdebug.command o k l" == got.stdout.strip(), got.stderr
-
-    def test_bounded(self, folder, monkeypatch):
+    def test_bounded(self, folder, armed, raw):
         """
         The record does not grow for ever, and follows no link.
         """
-        monkeypatch.setattr(audit, "_MOST_BYTES", 100)
-        record = {"uid": 1, "pid": 2, "key": "k", "op": "o"}
+        record = folder / "audit.jsonl"
+        record.touch()
+        os.truncate(record, 16 << 20)
 
-        keep_record(folder, line="x" * 9000, **record)
+        raw.asked(armed, op="eval", expression="1 + 1")
+        record.symlink_to(folder / "elsewhere")
+        raw.asked(armed, op="eval", expression=f"'{'x' * 9000}'")
+        record.unlink()
+        raw.asked(armed, op="eval", expression=f"'{'x' * 9000}'")
 
-        assert ["audit.jsonl.1"] == [p.name for p in folder.iterdir()]
-        (folder / "audit.jsonl").symlink_to(folder / "elsewhere")
-        keep_record(folder, line="x", **record)
+        assert (16 << 20) < (folder / "audit.jsonl.1").stat().st_size
         assert not (folder / "elsewhere").exists()
+        assert [4000] == [len(line) for _, line in recorded(folder)]
 
 
 class TestArming:
-    def test_twice(self, armed):
-        """
-        Who arms twice listens once.
-        """
-        assert armed == arm(dir="/elsewhere")
-
-    def test_disarmed(self, armed):
-        """
-        Who disarms does not listen any more.
-        """
-        disarm()
-
-        assert not armed.exists()
-        assert not is_armed()
-        disarm()
-
     def test_off(self, folder, monkeypatch):
         """
         Where it is switched off, nothing happens.
@@ -497,7 +368,7 @@ class TestArming:
 
     def test_breakpoints(self, folder, monkeypatch):
         """
-        Breakpoints can be taken over from whoever has them.
+        Breakpoints can be taken over from another hook.
         """
         monkeypatch.setattr(sys, "breakpointhook", print)
 
@@ -510,51 +381,49 @@ class TestArming:
 
     def test_left_behind(self, folder):
         """
-        The socket of a dead process with our number is replaced.
+        Arming twice listens once, and disarming ends that; the socket of a
+        dead process with our number is replaced.
         """
-        path = socket_path(folder, None)
+        path = arm()
+        again = arm(dir="/elsewhere")
+        disarm()
+        disarm()
+        gone = path.exists()
         path.touch()
 
-        assert path == arm()
-
+        assert (path, False, path) == (again, gone, arm())
         assert stat.S_ISSOCK(path.stat().st_mode)
 
-    def test_child(self, armed, monkeypatch):
+    @pytest.mark.process
+    @pytest.mark.parametrize(
+        ("after", "says", "left"),
+        [
+            ("pass", "stopped (breakpoint)", "[True, True]\n"),
+            ("disarm()", "DISTDEBUG=1 stops", "[]\n"),
+        ],
+        ids=["armed", "disarmed"],
+    )
+    def test_child(self, folder, start, after, says, left):
         """
-        A child leaves the socket to its parent.
+        A child leaves the socket to its parent, and can be held in the same
+        folder, unless its parent was disarmed.
         """
-        arming._close(arming._armed[0]._replace(pid=1))
+        process = start(
+            "import os, sys, distdebug",
+            f"path = distdebug.arm(dir={str(folder / 'own')!r})",
+            after.replace("dis", "distdebug.debugger.dis"),
+            "if not os.fork():",
+            "    distdebug.set_trace(limit=0.01)",
+            "    print([x.is_socket() for x in path.parent.iterdir()])",
+            "    sys.exit()",
+            "os.wait()",
+            "print(path.exists())",
+        )
 
-        assert armed.exists()
+        told, errors = process.communicate(timeout=60)
 
-        arming._forget()
-
-        assert not is_armed()
-        armed.unlink()
-
-    def test_child_stops(self, folder, monkeypatch):
-        """
-        A child of a process that was armed can be held, in the same folder.
-        """
-        monkeypatch.delenv("DISTDEBUG", raising=False)
-        path = arm(dir=folder / "own")
-
-        arming._forget()
-
-        assert arming.ready_to_stop()
-        assert path.parent == arming._armed[0].path.parent
-
-    def test_disarmed_child(self, folder, monkeypatch):
-        """
-        A process that was disarmed, or never armed, is not held.
-        """
-        monkeypatch.delenv("DISTDEBUG", raising=False)
-        arm()
-        disarm()
-
-        arming._forget()
-
-        assert not arming.ready_to_stop()
+        assert f"{left}{after == 'pass'}\n" == told
+        assert says in errors
 
     def test_told_why(self, folder, monkeypatch, caplog):
         """
@@ -576,153 +445,127 @@ class TestMishaps:
     What may happen to a process that is armed, and must not end it.
     """
 
-    def test_folder_is_gone(self, armed, folder):
+    @pytest.mark.parametrize("can_be_made", [True, False])
+    def test_folder_is_gone(
+        self, armed, folder, monkeypatch, caplog, can_be_made
+    ):
         """
-        Where somebody has removed the folder, it is there again at a stop.
+        Where the folder was removed, it is there again at a stop; if it cannot
+        be made again, no thread is held.
         """
         shutil.rmtree(folder)
 
-        assert arming.ready_to_stop()
-
-        assert armed.exists()
-        assert 7 == asked(armed, op="list", id=7)["id"]
-
-    def test_folder_cannot_be_made(self, armed, folder, monkeypatch, caplog):
-        """
-        If it cannot be made again, nobody is held.
-        """
-        armed.unlink()
-
-        def refuse(_):
+        def refuse(*_):
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr(arming, "make_folder", refuse)
+        if not can_be_made:
+            monkeypatch.setattr(os, "mkdir", refuse)
 
-        assert not arming.ready_to_stop()
-        assert "No space left" in caplog.text
+        set_trace(limit=0.01)
 
-    def test_no_thread(self, folder, monkeypatch, caplog):
+        assert can_be_made == ("stopped (breakpoint)" in caplog.text)
+        assert can_be_made != ("No space left" in caplog.text)
+        assert can_be_made == armed.exists()
+
+    @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+    def test_no_thread(self, folder, monkeypatch, caplog, error):
         """
-        Where no thread can be started, the job goes on.
+        Where no thread can be started, the job goes on; Ctrl-C while a rank
+        begins to listen leaves nothing that listens.
         """
+        start = threading.Thread.start
 
-        def refuse(*_):
-            msg = "can't start new thread"
-            raise RuntimeError(msg)
+        def refuse(thread):
+            if thread.name == "distdebug-agent" and error is RuntimeError:
+                msg = "can't start new thread"
+                raise error(msg)
+            start(thread)
+            if thread.name == "distdebug-agent":
+                raise error
 
-        monkeypatch.setattr(arming, "serve", refuse)
+        monkeypatch.setattr(threading.Thread, "start", refuse)
 
-        assert arm() is None
-        assert [] == list(folder.iterdir())
-        assert "can't start new thread" in caplog.text
-
-    def test_interrupted(self, folder, monkeypatch):
-        """
-        Ctrl-C while a rank begins to listen leaves nothing that listens.
-        """
-        serve = arming.serve
-
-        def interrupt(*args):
-            serve(*args)
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(arming, "serve", interrupt)
-
-        with pytest.raises(KeyboardInterrupt):
-            arm()
-
-        assert not arming.is_armed()
+        if error is RuntimeError:
+            assert arm() is None
+            assert "can't start new thread" in caplog.text
+        else:
+            with pytest.raises(error):
+                arm()
         assert [] == list(folder.iterdir())
 
-    def test_full_disk(self, folder):
+    @pytest.mark.process
+    def test_full_disk(self, folder, start, raw):
         """
         On a disk that is full, commands are obeyed, though not written down.
         """
-        program = (
-            "import resource, sys\n"
-            "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
-            "from distdebug.debugger import arm\n"
-            "print(arm(), flush=True)\n"
-            "sys.stdin.read()\n"
-            "print('went on')"
+        process = start(
+            "import resource, sys",
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))",
+            "from distdebug.debugger import arm",
+            "print(arm(), flush=True)",
+            "sys.stdin.read()",
+            "print('went on')",
         )
-        with running(program) as process:
-            path = process.stdout.readline().strip()
+        path = process.stdout.readline().strip()
 
-            answer = asked(path, op="eval", expression="1 + 1")
+        answer = raw.asked(path, op="eval", expression="1 + 1")
 
-            rest, _ = process.communicate("", timeout=60)
+        rest, _ = process.communicate("", timeout=60)
         assert "2" == answer["output"]
         assert "went on" in rest
         assert 0 == process.returncode
         assert "" == (folder / "audit.jsonl").read_text()
 
-    def test_fork_in_a_conversation(self, folder):
+    @pytest.mark.process
+    def test_fork_in_a_conversation(self, start, raw):
         """
         A child that is forked keeps no conversation of its parent open.
         """
-        program = (
-            "import os, sys, time\n"
-            "from distdebug.debugger import arm\n"
-            "print(arm(), flush=True)\n"
-            "sys.stdin.readline()\n"
-            "if os.fork() == 0:\n"
-            "    sys.stdin.read()\n"
-            "    os._exit(0)\n"
-            "os._exit(0)\n"
+        process = start(
+            "import os, sys, time",
+            "from distdebug.debugger import arm",
+            "print(arm(), flush=True)",
+            "sys.stdin.readline()",
+            "if os.fork() == 0:",
+            "    sys.stdin.read()",
+            "os._exit(0)",
         )
-        with running(program) as process:
-            path = process.stdout.readline().strip()
-            with connected(path) as client:
-                first = said(client, b'{"op":"list","id":1}\n')
-                process.stdin.write("\n")
-                process.stdin.flush()
-                process.wait(60)
+        path = process.stdout.readline().strip()
+        with raw.connected(path) as client:
+            first = raw.said(client, b'{"op":"list","id":1}\n')
+            process.stdin.write("\n")
+            process.stdin.flush()
+            process.wait(60)
 
-                assert 1 == first["id"]
-                assert b"" == client.recv(10)
+            assert 1 == first["id"]
+            assert b"" == client.recv(10)
 
-    def test_client_that_dies_while_it_waits(self, armed):
+    def test_client_that_dies_while_it_waits(self, hold, armed, raw):
         """
-        Who hangs up in the middle of a command keeps nobody from being heard.
+        A client that hangs up in the middle of a command does not block
+        others.
         """
-        stop = open_stop("breakpoint", 1000)
-        stop.arrive(sys._getframe())
-        reader = threading.Thread(target=stop.read)
-        reader.start()
-        while "stopped" != stop.state:
-            time.sleep(0.001)
-        request = {"op": "command", "keys": [stop.key], "line": "n"}
-        with connected(armed) as client:
-            client.sendall(
-                json.dumps({**request, "wait": 60}).encode() + b"\n"
-            )
-            reader.join(30)
+        event = threading.Event()
 
-        answer = asked(armed, **request)
+        def work():
+            set_trace()
+            event.wait(60)
 
-        assert "busy" in answer["stops"][stop.key]["error"]
-        stop.close()
+        held = hold(work)
+        session = held.session()
+        session.send("n")
+        key = session.session.key
+        request = {"op": "command", "keys": [key], "line": "n"}
+        with raw.connected(armed) as client:
+            data = json.dumps({**request, "wait": 60}).encode() + b"\n"
+            client.sendall(data)
+            while "running" != session.last().state:
+                time.sleep(0.001)
 
+        answer = raw.asked(armed, **request)
+        event.set()
 
-@contextlib.contextmanager
-def running(program):
-    """
-    A process of its own that can be written to, and is ended.
-    """
-    source = Path(distdebug.__file__).parents[1]
-    process = subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(source)},
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.communicate(timeout=60)
+        assert "busy" in answer["stops"][key]["error"]
 
 
 class FakeGroup:
@@ -743,9 +586,12 @@ class FakeGroup:
         self._timeout = timeout
 
 
+C10D = "torch.distributed.distributed_c10d"
+
+
 class TestPatience:
     @pytest.fixture
-    def c10d(self, monkeypatch):
+    def c10d(self, folder, monkeypatch):
         """
         As much of torch.distributed as is needed.
         """
@@ -754,12 +600,12 @@ class TestPatience:
             FakeGroup(timedelta(seconds=8)),
             FakeGroup(timedelta(hours=9)),
         ]
-        fake = ModuleType(patience._MODULE)
+        fake = ModuleType(C10D)
         fake._world = SimpleNamespace(pg_map=dict.fromkeys(groups))
         fake._register_process_group = lambda name, group: (
             fake._world.pg_map.update({group: name})
         )
-        monkeypatch.setitem(sys.modules, patience._MODULE, fake)
+        monkeypatch.setitem(sys.modules, C10D, fake)
         return fake
 
     def timeouts(self, c10d):
@@ -772,59 +618,53 @@ class TestPatience:
             if isinstance(g, FakeGroup)
         ]
 
-    def test_raised_and_restored(self, c10d):
+    @pytest.mark.parametrize("is_known", [True, False])
+    def test_raised_and_restored(self, c10d, caplog, is_known):
         """
-        Time-outs are raised, of later groups too, and put back in the end.
+        Time-outs are raised, of later groups too, and put back in the end; if
+        groups that are made later cannot be seen, that is said.
         """
         original = c10d._register_process_group
+        late = FakeGroup(timedelta(seconds=5))
+        if not is_known:
+            del c10d._register_process_group
 
-        patience.raise_timeouts(3600)
-        c10d._register_process_group("late", FakeGroup(timedelta(seconds=5)))
-        raised = self.timeouts(c10d), patience.shortest_timeout_s()
-        patience.restore_timeouts()
+        arm(collective_timeout=3600)
+        if is_known:
+            c10d._register_process_group("late", late)
+        raised = self.timeouts(c10d)
+        disarm()
 
-        assert ([3600, 32400, 3600], 3600) == raised
-        assert [8, 32400, 5] == self.timeouts(c10d)
-        assert 5 == patience.shortest_timeout_s()
-        assert original is c10d._register_process_group
-
-    def test_unknown_torch(self, c10d, caplog):
-        """
-        If groups that are made later cannot be seen, that is said.
-        """
-        del c10d._register_process_group
-
-        patience.raise_timeouts(3600)
-
-        assert [3600, 32400] == self.timeouts(c10d)
-        assert "made later stay as they are" in caplog.text
-        patience.restore_timeouts()
+        assert [3600, 32400, 3600][: 2 + is_known] == raised
+        assert [8, 32400, 5][: 2 + is_known] == self.timeouts(c10d)
+        assert is_known != ("made later stay as they are" in caplog.text)
+        assert is_known == (
+            original is getattr(c10d, "_register_process_group", None)
+        )
 
     def test_without_torch(self, folder, monkeypatch, caplog):
         """
         Without torch there is no time-out, and that is said.
         """
-        monkeypatch.setitem(sys.modules, patience._MODULE, None)
+        monkeypatch.setitem(sys.modules, C10D, None)
 
         arm(collective_timeout=60)
 
         assert "no torch whose time-outs" in caplog.text
-        assert patience.shortest_timeout_s() is None
 
     @pytest.mark.parametrize(
         ("limit", "is_warned"), [(7, False), (9, True)], ids=["short", "long"]
     )
-    def test_warned(self, folder, c10d, caplog, limit, is_warned):
+    def test_warned(self, hold, c10d, caplog, limit, is_warned):
         """
         Who may be held for longer than others wait is warned.
         """
-        stop = open_stop("breakpoint", limit)
-        stop.arrive(sys._getframe())
-        found = stop.to_dict()
-        stop.close()
+        held = hold(lambda: set_trace(limit=limit))
 
-        assert 7 < found["patience_left_s"] <= 8
-        for text in (caplog.text, stop.text()):
+        session = held.session()
+
+        assert 6 <= session.session.patience_left_s <= 8
+        for text in (caplog.text, session.last().text):
             assert is_warned == ("give up waiting" in text)
             assert is_warned == ("after 8 s" in text)
 
@@ -846,10 +686,11 @@ print(loaded)
 """
 
 
+@pytest.mark.process
 def test_loads_nothing(folder):
     """
-    Who answers imports nothing: the locks of modules are inherited by a child
-    that is forked meanwhile, which would then wait for ever.
+    The thread that answers imports nothing: a child that is forked meanwhile
+    inherits the locks of modules, and would wait for ever.
     """
     with subprocess.Popen(
         [sys.executable, "-c", ASKED], stdout=subprocess.PIPE, text=True

@@ -5,6 +5,7 @@ What happens when Python starts in an environment made for the debugger.
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 
@@ -15,12 +16,14 @@ import pytest
 import distdebug
 
 from distdebug import identity
-from distdebug.debugger import environment
-from distdebug.debugger.inside import beginning
+from distdebug.debugger import disarm, job_environment
+
+
+pytestmark = pytest.mark.process
 
 
 SOURCE = Path(distdebug.__file__).parents[1]
-ON_PATH = environment._ON_PATH
+ON_PATH = Path(job_environment({})["PYTHONPATH"])
 SHOW = (
     "import sys, threading; print(len(threading.enumerate()), sys.gettrace())"
 )
@@ -91,7 +94,7 @@ def test_rank(python, tmp_path):
 )
 def test_nothing(python, tmp_path, environ):
     """
-    Where it is not wanted, nothing is loaded, and nobody listens.
+    Where it is not wanted, nothing is loaded, and the process does not listen.
     """
     program = "import sys; print(sorted(set(sys.modules) - {'sitecustomize'}))"
 
@@ -157,34 +160,25 @@ def test_another_one_that_fails(python, tmp_path, text):
     assert "2 None" == printed
 
 
-def test_unsafe_folder(python, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [("s", "others may enter it"), ("file/s", "Not a directory")],
+    ids=["open", "no folder"],
+)
+def test_unsafe_folder(python, tmp_path, name, error):
     """
     Where the folder is not safe, the process starts, and says why not.
     """
     (tmp_path / "s").mkdir(mode=0o755)
-
-    printed, errors = python(SHOW, DISTDEBUG="1", RANK="3")
-
-    assert "1 None" == printed
-    assert "cannot be debugged" in errors
-    assert "others may enter it" in errors
-
-
-def test_folder_that_cannot_be_made(python, tmp_path):
-    """
-    So does it where there can be no folder.
-    """
     (tmp_path / "file").touch()
 
     printed, errors = python(
-        SHOW,
-        DISTDEBUG="1",
-        RANK="3",
-        DISTDEBUG_DIR=str(tmp_path / "file" / "s"),
+        SHOW, DISTDEBUG="1", RANK="3", DISTDEBUG_DIR=str(tmp_path / name)
     )
 
     assert "1 None" == printed
-    assert "Not a directory" in errors
+    assert "cannot be debugged" in errors
+    assert error in errors
 
 
 @pytest.mark.parametrize(
@@ -269,27 +263,27 @@ def test_children(python):
         ("python", True),
     ],
 )
-def test_launchers(monkeypatch, line, is_rank):
+def test_launchers(folder, monkeypatch, line, is_rank):
     """
-    A launcher under Slurm has the number of a rank, and is none.
+    A launcher under Slurm has the number of a rank, and is none; torchrun
+    itself starts its ranks in whatever way it likes.
     """
-    armed = []
     for name in identity._LAUNCHERS:
         monkeypatch.delenv(name[1], raising=False)
-    monkeypatch.setenv("SLURM_PROCID", "0")
+    monkeypatch.setenv("DISTDEBUG", "1")
     monkeypatch.setenv("DISTDEBUG_ARMED", "")
+    monkeypatch.setenv("SLURM_PROCID", "0")
     monkeypatch.setattr(sys, "orig_argv", line.split())
-    monkeypatch.setattr(
-        beginning, "arm", lambda **asked: armed.append(asked) or Path()
-    )
+    monkeypatch.setattr(sys, "breakpointhook", sys.breakpointhook)
 
-    assert is_rank == beginning.begin()
-    assert is_rank == bool(armed)
+    def is_armed():
+        disarm()
+        runpy.run_path(str(ON_PATH / "sitecustomize.py"))
+        return any(folder.glob("0.*.sock"))
 
-    # torchrun itself starts its ranks in whatever way it likes.
+    assert is_rank == is_armed()
     monkeypatch.setenv("RANK", "0")
-
-    assert beginning.begin()
+    assert is_armed()
 
 
 def test_worker_of_ray(python, tmp_path):
@@ -310,7 +304,7 @@ def test_worker_of_ray(python, tmp_path):
 
 def test_same_variables():
     """
-    What makes a rank is the same here and where ranks are told apart.
+    The variables that make a rank are the same here and in the package.
     """
     text = (ON_PATH / "sitecustomize.py").read_text()
 
@@ -324,9 +318,8 @@ def test_variables(monkeypatch):
     """
     monkeypatch.setenv("PYTHONPATH", "/mine")
 
-    once = environment.job_environment()
-    twice = environment.job_environment(once)
+    once = job_environment()
+    twice = job_environment(once)
 
     assert f"{ON_PATH}{os.pathsep}/mine" == once["PYTHONPATH"]
     assert once == twice
-    assert str(ON_PATH) == environment.job_environment({})["PYTHONPATH"]

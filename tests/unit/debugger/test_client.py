@@ -1,42 +1,30 @@
 """
-Who asks the ranks, at a prompt and by the command ``dbg``.
+The client of the ranks, as a library and by the command ``dbg``.
 """
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import io
 import json
 import os
+import signal
 import socket
 import sys
 import threading
 import time
 
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import pytest
 
 from distdebug import debugger
 from distdebug.__main__ import main
-from distdebug.debugger import connect, job_text, obey, parse_command
-from distdebug.debugger.client import calls, here, outside, shell, unprepared
-from distdebug.debugger.client.asking import Ranks
-from distdebug.debugger.client.here import Here
-from distdebug.debugger.client.model import Silent
-from distdebug.debugger.inside.agent import listen
+from distdebug.debugger import Silent, connect, job_text, obey, parse_command
+from distdebug.debugger.client import calls
 from distdebug.errors import CaptureError, DebuggerError
-from distdebug.processes import Worker
 from distdebug.stacks import ProcessStacks, StackFrame, ThreadStack
-
-
-@pytest.fixture
-def folder(socket_folder):
-    """
-    The folder of the sockets.
-    """
-    return socket_folder
 
 
 @pytest.fixture
@@ -50,6 +38,29 @@ def ranks(folder, answering_rank):
     ]
 
 
+@pytest.fixture
+def listening(folder):
+    """
+    Lets a function talk to each that connects to a socket of a process 1.
+    """
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(folder / "0.1.sock"))
+        listener.listen()
+
+        def serve(talk):
+            def work():
+                with contextlib.suppress(OSError):
+                    while True:
+                        client, _ = listener.accept()
+                        with client, contextlib.suppress(OSError):
+                            talk(client)
+
+            threading.Thread(target=work, daemon=True).start()
+
+        yield serve
+        listener.shutdown(socket.SHUT_RDWR)
+
+
 def nobody(pid):
     """
     A process of this node that does not answer.
@@ -60,25 +71,17 @@ def nobody(pid):
 class TestClient:
     def test_cast(self, ranks):
         """
-        Each rank that is selected obeys once.
-        """
-        with connect() as client:
-            answers = client.cast("ranks(1,1,3)", "n")
-
-        assert [1, 3] == [o.rank for o in answers.outputs]
-        assert [[], ["n"], [], ["n"]] == [r.lines for r in ranks]
-
-    def test_not_stopped(self, ranks):
-        """
-        Who is selected but not stopped is named.
+        Each rank that is selected obeys once; one that is not stopped is
+        named.
         """
         ranks[2].state = ""
 
         with connect() as client:
-            answers = client.cast("ranks(dp=1)", "n")
+            answers = client.cast("ranks(1,1,2,3)", "n")
 
-        assert [3] == [o.rank for o in answers.outputs]
+        assert [1, 3] == [o.rank for o in answers.outputs]
         assert [2] == [p.rank for p in answers.not_stopped]
+        assert [[], ["n"], [], ["n"]] == [r.lines for r in ranks]
 
     def test_groups(self, ranks):
         """
@@ -117,41 +120,65 @@ class TestClient:
         assert [1, 0] == [o.rank for o in going.outputs]
         assert [2] == [o.rank for o in waiting.outputs]
 
-    def test_silent(self, ranks, monkeypatch):
+    def test_silent(self, ranks, from_outside):
         """
-        Who does not answer keeps nobody waiting, and is looked at from outside.
+        A rank that does not answer costs no waiting, and is looked at from
+        outside: the stack of the main thread, cleaned, innermost line last.
         """
-        monkeypatch.setattr(
-            here,
-            "stacks_from_outside",
-            lambda pids: tuple(f"py-spy of {pid}" for pid in pids),
+        inner = StackFrame(name="\x1b[31mf", filename="a.py", line=7)
+        outer = StackFrame(name="main", filename="a.py", line=1)
+        threads = (
+            ThreadStack(name="other", frames=(outer,)),
+            ThreadStack(name="Main", frames=(inner, outer), is_main=True),
         )
+        stacks = ProcessStacks(pid=7, source="py-spy", threads=threads)
+        from_outside(lambda _: SimpleNamespace(stacks=stacks))
         ranks[1].mute = {"list"}
 
-        with connect(timeout_s=0.2) as client:
+        with connect(timeout_s=0.1) as client:
             listing = client.list()
-            stacks = client.stack()
+            answers = client.stack()
 
         assert [0, 2, 3] == [p.rank for p in listing]
         assert (nobody(os.getpid()),) == listing.silent
-        assert (f"py-spy of {os.getpid()}",) == stacks.notes
-        assert 3 == len(stacks.outputs)
+        assert answers.notes[0].endswith(
+            f"process {os.getpid()} does not answer; seen from outside:\n"
+            "  a.py:1 in main\n  a.py:7 in f"
+        )
+        assert 3 == len(answers.outputs)
 
-    def test_unarmed(self, ranks, monkeypatch):
+    def test_not_seen(self, ranks, from_outside):
+        """
+        If no rank answers, that is the answer; where there is no stack, the
+        remedy or the reason is given.
+        """
+
+        def refuse(_):
+            msg = "not allowed"
+            raise CaptureError(msg)
+
+        for rank in ranks:
+            rank.mute = {"list"}
+        no_stack = SimpleNamespace(stacks=None, remedy="allow ptrace")
+        with connect(timeout_s=0.1) as client:
+            from_outside(lambda _: no_stack)
+            unseen = client.stack()
+            from_outside(refuse)
+            refused = client.stack()
+
+        assert () == unseen.outputs
+        assert 4 == len(unseen.silent)
+        assert unseen.notes[0].endswith("outside: allow ptrace")
+        assert refused.notes[0].endswith("outside: not allowed")
+
+    def test_unarmed(self, ranks, from_outside, workers):
         """
         Ranks of the job that are not armed are looked at from outside.
         """
-        other = Worker(
-            pid=7,
-            start_ticks=1,
-            parent_pid=1,
-            uid=0,
-            title="",
-            framework="torchrun",
-            rank=4,
+        workers(
+            {"pid": os.getpid(), "job": "a"}, {"pid": 7, "rank": 4, "job": "a"}
         )
-        monkeypatch.setattr(here, "unarmed_workers", lambda _: (other,))
-        monkeypatch.setattr(outside, "_stack", lambda pid, why: why)
+        from_outside(lambda _: SimpleNamespace(stacks=None, remedy="no"))
 
         with connect() as client:
             everybody = client.stack()
@@ -161,39 +188,30 @@ class TestClient:
             with pytest.raises(DebuggerError, match="no group other"):
                 client.stack(group="other")
 
-        told = ("rank 4 (process 7) is not armed",)
+        told = ("rank 4 (process 7) is not armed; seen from outside: no",)
         assert 4 == len(everybody.outputs)
         assert [told] * 3 == [a.notes for a in (everybody, alone, grouped)]
         assert () == another.notes
 
-    def test_nobody_armed(self, folder, monkeypatch):
+    def test_nobody_armed(self, folder, workers, capsys):
         """
-        Where nobody listens, the jobs of others are left alone.
+        Where no rank listens, that is said, and the jobs of others are left
+        alone.
         """
-        monkeypatch.setattr(here, "unarmed_workers", Mock())
+        asked = workers()
 
         with connect() as client:
             with pytest.raises(DebuggerError, match="no rank listens"):
                 client.stack()
+        status = main(["dbg", "-c", "stack"])
 
-        here.unarmed_workers.assert_not_called()
-
-    def test_all_silent(self, ranks, monkeypatch):
-        """
-        If nobody answers at all, that is the answer.
-        """
-        for rank in ranks:
-            rank.mute = {"list"}
-
-        with connect(timeout_s=0.1) as client:
-            answers = client.eval(None, "x")
-
-        assert () == answers.outputs
-        assert 4 == len(answers.silent)
+        assert [] == asked
+        assert 2 == status
+        assert "no rank listens" in capsys.readouterr().err
 
     def test_other_process(self, folder, answering_rank):
         """
-        Who has the number of a rank, but comes after it, is told apart.
+        A later process with the number of a rank is shown as another process.
         """
         answering_rank(folder, 0)
         (folder / "inner").mkdir(mode=0o700)
@@ -222,32 +240,29 @@ class TestClient:
         assert [1] == [o.rank for o in answers.outputs]
         assert (nobody(os.getpid()),) == answers.silent
 
-    def test_interrupted(self, ranks, monkeypatch):
+    def test_interrupted(self, ranks):
         """
-        Who stops waiting for a rank that runs can ask it something else.
+        After Ctrl-C while a rank runs, the client can ask it something else.
         """
-        ranks[0].mute = {"command"}
-        collect = calls._collect
+        answer = ranks[0].answer
 
-        def interrupt(asked, found, until):
-            raise KeyboardInterrupt
+        def answer_late(request):
+            if request.get("line") == "n":
+                main_thread = threading.main_thread().ident
+                frames = sys._current_frames
+                while "select" != frames()[main_thread].f_code.co_name:
+                    time.sleep(0.001)
+                signal.pthread_kill(main_thread, signal.SIGINT)
+                ended.wait(30)
+            return answer(request)
 
+        ended = threading.Event()
+        ranks[0].answer = answer_late
         with connect() as client:
             attached = client.attach(0)
-            monkeypatch.setattr(
-                calls,
-                "_collect",
-                lambda asked, found, until: (
-                    interrupt(asked, found, until)
-                    if found.keys() == {str(ranks[0].path)}
-                    else collect(asked, found, until)
-                ),
-            )
             with pytest.raises(KeyboardInterrupt):
                 attached.send("n")
-
-            monkeypatch.setattr(calls, "_collect", collect)
-            ranks[0].mute = ()
+            ended.set()
 
             assert "did p 1" == attached.send("p 1").text
 
@@ -279,23 +294,31 @@ class TestClient:
         assert not dead.exists()
         assert foreign.exists()
 
-    def test_nonsense(self, folder):
+    @pytest.mark.parametrize("talk", ["babbles", "hangs up", "floods"])
+    def test_nonsense(self, listening, talk):
         """
-        A process that says what is no message is as good as silent.
+        A process that sends no message, ends while it is asked, or talks
+        without end counts as silent, and costs no waiting.
         """
-        listener = listen(folder / "0.1.sock")
 
-        def babble():
-            for _ in range(2):
-                client, _ = listener.accept()
-                with client:
-                    client.recv(100)
-                    client.sendall(b"nonsense\n")
+        def say(client):
+            if talk == "babbles":
+                client.recv(100)
+                client.sendall(b"nonsense\n")
+            elif talk == "hangs up":
+                client.sendall(b'{"id": 99}\n')
+                client.recv(100)
+            else:
+                while True:
+                    client.sendall(b'{"id":99}\n' * 6000)
 
-        threading.Thread(target=babble, daemon=True).start()
-        with listener, connect() as client:
+        listening(say)
+        with connect(timeout_s=0.1 if talk == "floods" else 30) as client:
+            began = time.monotonic()
+
             assert (nobody(1),) == client.list().silent
             assert () == client.list().processes
+        assert time.monotonic() - began < 20
 
     @pytest.mark.parametrize(
         "told",
@@ -308,7 +331,7 @@ class TestClient:
     )
     def test_broken_answers(self, ranks, told):
         """
-        A rank that answers what nobody expects is listed, and no other lost.
+        A rank with an unexpected answer is listed, and no other is lost.
         """
         ranks[1].answer = lambda _: told
 
@@ -320,147 +343,134 @@ class TestClient:
         assert {0, 2, 3} <= {o.rank for o in answers.outputs}
         assert str(answers)
 
-    def test_hangs_up(self, folder):
+    def test_other_user(self, folder, ranks, peer_is, monkeypatch):
         """
-        A process that ends while it is asked is silent, and waited for no more.
+        Another user cannot answer in the place of a rank.
         """
-        listener = listen(folder / "0.1.sock")
-        ready = threading.Event()
+        if os.geteuid() == 0:  # who may ask everybody
+            os.chown(folder, 5, -1)
+            monkeypatch.setattr(os, "geteuid", lambda: 5)
+        peer_is(54321)
 
-        def leave():
-            client, _ = listener.accept()
-            with client:
-                client.sendall(b'{"id": 99}\n')
-                ready.set()
-                client.recv(100)
+        with connect() as client:
+            listing = client.list()
 
-        threading.Thread(target=leave, daemon=True).start()
-        with listener, connect(timeout_s=30) as client:
-            began = time.monotonic()
-
-            assert (nobody(1),) == client.list().silent
-
-        assert ready.wait(30)
-        assert time.monotonic() - began < 20
-
-    def test_other_user(self, ranks, monkeypatch):
-        """
-        Nobody else can answer in the place of a rank.
-        """
-        uid = os.geteuid()
-        monkeypatch.setattr(calls, "peer_uid", lambda _: uid + 1)
-        monkeypatch.setattr(calls, "may_talk", lambda asked: asked == uid)
-        monkeypatch.setattr(os, "geteuid", lambda: uid or 5)
-
-        with pytest.raises(PermissionError, match="belongs to user"):
-            calls.open_line(ranks[0].path, 1.0)
-
-    def test_closed(self, ranks):
-        """
-        A connection that has been closed is seen, and not written to.
-        """
-        line = calls.open_line(ranks[0].path, 1.0)
-
-        assert line.is_open()
-        line.socket.shutdown(socket.SHUT_RDWR)
-        assert not line.is_open()
-        line.close()
-        assert not line.is_open()
-        peers = {"a": calls.Peer(line)}
-        assert {"a": None} == calls.ask_all(peers, {"a": {}}, 1.0)
+        assert () == listing.processes
+        assert {nobody(os.getpid())} == set(listing.silent)
 
     def test_crowded(self, folder):
         """
-        A process that takes no more connections is told of, and not waited for.
+        A process that takes no more connections is named, and not waited for.
         """
-        path = folder / "0.1.sock"
-        with socket.socket(socket.AF_UNIX) as full, connect() as client:
-            full.bind(str(path))
+        path = str(folder / "0.1.sock")
+        with (
+            socket.socket(socket.AF_UNIX) as full,
+            socket.socket(socket.AF_UNIX) as first,
+        ):
+            full.bind(path)
             full.listen(0)
-            with calls.open_line(path, 1.0).socket:
+            first.connect(path)
+
+            with connect(timeout_s=0.1) as client:
                 assert (nobody(1),) == client.list().silent
 
-    def test_floods(self, folder):
-        """
-        A process that talks without end keeps nobody waiting.
-        """
-        listener = listen(folder / "0.1.sock")
-
-        def flood():
-            client, _ = listener.accept()
-            with client, contextlib.suppress(OSError):
-                while True:
-                    client.sendall(b'{"id":99}\n' * 6000)
-
-        threading.Thread(target=flood, daemon=True).start()
-        with listener, connect(timeout_s=0.3) as client:
-            began = time.monotonic()
-
-            assert (nobody(1),) == client.list().silent
-        assert time.monotonic() - began < 20
-
-    def test_endless(self, folder, monkeypatch):
+    def test_endless(self, listening, monkeypatch):
         """
         A line on which too much was said unasked counts as closed.
         """
-        ours, theirs = socket.socketpair()
-        monkeypatch.setattr(calls, "_MOST_BLOCKS", 3)
-        monkeypatch.setattr(calls, "_BLOCK", 16)
-        with ours, theirs:
-            theirs.sendall(b'{"id":99}\n' * 20)
+        met, again, said = [], threading.Event(), threading.Event()
 
-            assert not calls.Line(ours).is_open()
+        def say_more(client):
+            met.append(client.recv(100))
+            client.sendall(b'{"id":1}\n')
+            again.wait(30)
+            client.sendall(b'{"id":99}\n' * 20)
+            said.set()
+            client.recv(100)
 
-    def test_slowly(self, ranks):
+        listening(say_more)
+        with connect() as client:
+            client.list()
+            again.set()
+            said.wait(30)
+            # What the kernel keeps of it would not be too much.
+            monkeypatch.setattr(calls, "_MOST_BLOCKS", 3)
+            monkeypatch.setattr(calls, "_BLOCK", 16)
+            client.list()
+
+        assert 2 == len(met)
+
+    def test_long_question(self, ranks):
         """
         What cannot be sent at once is sent when there is room.
         """
-        line = calls.open_line(ranks[0].path, 1.0)
-        line.socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 5000)
-        peers = {"a": calls.Peer(line)}
-        request = {"op": "eval", "expression": "x" * 500_000}
+        with connect() as client:
+            answers = client.eval("ranks(0)", "x" * 900_000)
 
-        answers = calls.ask_all(peers, {"a": request}, 30.0)
+        assert "[0] eval 0" == str(answers)
 
-        assert "eval 0" == answers["a"]["output"]
-        assert not line.unsent
-        line.close()
-
-    def test_refused(self, folder):
+    def test_refused(self, ranks):
         """
-        Who does not understand a question answers all that are open.
+        A rank that does not understand a question answers all that are open.
         """
-        ours, theirs = socket.socketpair()
-        with theirs:
-            theirs.sendall(b'{"id": null, "error": "too long"}\n')
-            peer = calls.Peer(calls.Line(ours))
+        answer = ranks[1].answer
+        refused = {"id": None, "error": "too long"}
+        ranks[1].answer = lambda request: (
+            refused if request["op"] == "eval" else answer(request)
+        )
 
-            found = calls.ask_all({"a": peer}, {"a": {"op": "list"}}, 1.0)
+        with connect() as client:
+            answers = client.eval("ranks(1)", "x")
 
-        assert "too long" == found["a"]["error"]
-        peer.hang_up()
+        assert "[1] *** too long" == str(answers)
+
+    @pytest.mark.parametrize("is_ours", [True, False])
+    def test_lent(self, ranks, peer_is, monkeypatch, is_ours):
+        """
+        A rank gets the sources that it misses, and nothing else; root lends
+        none to the job of another user.
+        """
+        sent, answer = [], ranks[0].answer
+        files = ["/etc/passwd", 3, "/missing.py", "/dev/zero", __file__]
+
+        def missing(request):
+            if request["op"] == "source":
+                sent.append(request["file"])
+                return {"output": "thank you"}
+            return {**answer(request), "missing": files}
+
+        ranks[0].answer = missing
+        if not is_ours:
+            monkeypatch.setattr(os, "geteuid", lambda: 0)
+            peer_is(54321)
+
+        with connect() as client:
+            assert 4 == len(client.list().processes)
+
+        assert [__file__] * is_ours == sent
+
+    def test_closed_twice(self, ranks):
+        """
+        A client that has hung up can do so again.
+        """
+        client = connect()
+        client.list()
+
+        client.close()
+        client.close()
+
+        with client:
+            assert 4 == len(client.list().processes)
 
 
 class TestConnect:
     @pytest.fixture(autouse=True)
-    def base(self, folder, monkeypatch):
+    def base(self, base):
         """
         All jobs of the user are those of the test.
         """
-        monkeypatch.delenv("DISTDEBUG_DIR")
-        monkeypatch.setattr(
-            here, "job_folders", lambda: tuple(sorted(folder.iterdir()))
-        )
-        return folder
-
-    def test_none(self):
-        """
-        Where no job listens, it is said what helps.
-        """
-        with pytest.raises(DebuggerError, match="no job of yours") as caught:
-            connect()
-
-        assert "DISTDEBUG=1" in caught.value.remedy
+        base.chmod(0o700)
+        return base
 
     def test_one(self, base, answering_rank):
         """
@@ -473,8 +483,9 @@ class TestConnect:
         answering_rank(base / "new", 0)
 
         with connect() as client:
-            assert [0] == [p.rank for p in client.list()]
-            assert base / "new" == client.ranks.reach.folder
+            (process,) = client.list()
+
+        assert str(base / "new") in process.path
 
     def test_several(self, base, answering_rank, monkeypatch):
         """
@@ -488,17 +499,16 @@ class TestConnect:
             connect()
         monkeypatch.setenv("SLURM_JOB_ID", "7")
         with connect() as client:
-            chosen = client.ranks.reach.folder
+            (process,) = client.list()
 
         assert f"--dir {base / '71.0'} (1 process of " in caught.value.remedy
-        assert "7.0-node-1-29500" == chosen.name
+        assert "/7.0-node-1-29500/" in process.path
 
     @pytest.mark.parametrize("launched", ["127.0.0.1-29500", "job-1"])
-    def test_another(self, base, answering_rank, monkeypatch, launched):
+    def test_another(self, base, answering_rank, launched):
         """
         No job is preferred to another outside of Slurm, however it is called.
         """
-        monkeypatch.delenv("SLURM_JOB_ID", raising=False)
         for name in (launched, "job"):
             (base / name).mkdir(mode=0o700)
             answering_rank(base / name, 0)
@@ -514,49 +524,47 @@ class TestConnect:
             (b"/usr/bin/serve\0-x\0", "/usr/bin/serve"),
             (b"ray::Trainer.fit\0\0\0", "ray::Trainer.fit"),
             (b"", "unknown"),
+            (None, "unknown"),
         ],
-        ids=["script", "module", "program", "title", "kernel"],
+        ids=["script", "module", "program", "title", "kernel", "gone"],
     )
     def test_told(self, base, answering_rank, monkeypatch, line, program):
         """
-        A job is told by its folder, and by what runs in it.
+        A job is named by its folder, and by what runs in it, if it has not
+        ended.
         """
         answering_rank(base, 0)
-        monkeypatch.setattr(
-            here, "open", lambda *_: io.BytesIO(line), raising=False
-        )
+        usual = builtins.open
+
+        def opened(path, *args, **options):
+            if path != f"/proc/{os.getpid()}/cmdline":
+                return usual(path, *args, **options)
+            if line is None:
+                raise ProcessLookupError
+            return io.BytesIO(line)
+
+        monkeypatch.setattr(builtins, "open", opened)
 
         text = job_text(base)
+        (base / f"0.{os.getpid()}.sock").rename(base / "0.999999999.sock")
 
         assert f"{base} (1 process of {program}, for 0 s, such as " in text
-
-    def test_told_dead(self, base, monkeypatch):
-        """
-        Of a job that has ended, only the folder is known.
-        """
-        (base / "0.999999999.sock").touch()
-
         assert str(base) == job_text(base)
 
-    def test_told_gone(self, base, answering_rank, monkeypatch):
+    def test_unsafe(self, base, answering_rank):
         """
-        A process that ends meanwhile is counted all the same.
+        A folder that others may enter is refused, also if that is so since
+        we ask.
         """
         answering_rank(base, 0)
-        monkeypatch.setattr(
-            here, "open", Mock(side_effect=ProcessLookupError), raising=False
-        )
+        with connect(base) as client:
+            client.list()
+            base.chmod(0o755)
 
-        assert "(1 process of unknown" in job_text(base)
-
-    def test_unsafe(self, base):
-        """
-        A folder that others may enter is refused.
-        """
-        base.chmod(0o755)
-
-        with pytest.raises(DebuggerError, match="others may enter"):
-            connect(base)
+            with pytest.raises(DebuggerError, match="others may enter"):
+                client.list()
+            with pytest.raises(DebuggerError, match="others may enter"):
+                connect(base)
 
     def test_gone_later(self, base, answering_rank):
         """
@@ -573,18 +581,6 @@ class TestConnect:
             assert caught.value.remedy
         with pytest.raises(DebuggerError, match="cannot look"):
             connect(folder)
-
-    def test_unsafe_later(self, base, answering_rank):
-        """
-        A folder that is opened to others while we ask is refused from then on.
-        """
-        answering_rank(base, 0)
-        with connect(base) as client:
-            client.list()
-            base.chmod(0o755)
-
-            with pytest.raises(DebuggerError, match="others may enter"):
-                client.list()
 
     def test_one_place(self):
         """
@@ -631,28 +627,33 @@ class TestCommand:
         assert rows[2].startswith("#3   job      2       dp=1 tp=0")
         assert 3 + 6 == len(rows)
 
-    def test_not_understood(self, ranks, capsys):
+    @pytest.mark.parametrize(
+        ("lines", "status", "says"),
+        [
+            (["cast ranks(:) n", "cast x"], 2, "cast ranks(:) x"),
+            (["cast ranks(9) n", "c", "q"], 2, "so not done either: 'c', 'q'"),
+            (["attach 1"], 2, "cast ranks(3) COMMAND"),
+            (["help", "q"], 0, "ranks(1:10:2)"),
+        ],
+        ids=["not understood", "skipped", "takes a person", "help"],
+    )
+    def test_nothing_done(self, ranks, capsys, lines, status, says):
         """
-        Nothing is done if one of the commands is not understood.
+        Nothing is done if one of the commands is not understood, or one before
+        cannot be done; what concerns no rank can be asked as well.
         """
-        status = main(["dbg", "-c", "cast ranks(:) n", "-c", "cast x"])
+        found = main(
+            ["dbg", *(word for line in lines for word in ("-c", line))]
+        )
 
-        assert 2 == status
-        assert [[]] * 4 == [r.lines for r in ranks]
-
-    def test_skipped(self, ranks, capsys):
-        """
-        What is not done, because something before cannot be, is named.
-        """
-        status = main(["dbg", "-c", "cast ranks(9) n", "-c", "c", "-c", "q"])
-
-        assert 2 == status
-        assert "so not done either: 'c', 'q'" in capsys.readouterr().err
+        output = capsys.readouterr()
+        assert status == found
+        assert says in output.out + output.err
         assert [[]] * 4 == [r.lines for r in ranks]
 
     def test_nobody_named(self, ranks, capsys):
         """
-        Who was not named is not blamed for not being stopped.
+        Ranks that were not named are not reported as not stopped.
         """
         ranks[1].state = ""
 
@@ -664,164 +665,53 @@ class TestCommand:
             capsys.readouterr().out
         )
 
-    def test_which_job(self, ranks, folder, monkeypatch, capsys):
+    def test_which_job(self, base, answering_rank, capsys):
         """
-        If nobody chose the job, it is told which one is asked.
+        If no job was chosen, the one that is asked is named.
         """
-        monkeypatch.delenv("DISTDEBUG_DIR")
-        monkeypatch.setattr(here, "job_folders", lambda: (folder,))
+        base.chmod(0o700)
+        (base / "run").mkdir(mode=0o700)
+        answering_rank(base / "run", 0)
 
         main(["dbg", "-c", "continue"])
 
-        assert f"asks the job in {folder} (4 processes of " in (
+        assert f"asks the job in {base / 'run'} (1 process of " in (
             capsys.readouterr().err
         )
 
-    def test_armed(self, ranks, folder, monkeypatch, capsys, tmp_path):
+    def test_no_job(self, base, workers, capsys):
         """
-        A process that was armed is asked where it listens.
+        If no job listens, it is said what helps, and how those that run can be
+        asked.
         """
-        monkeypatch.setenv("DISTDEBUG_DIR", str(tmp_path / "other"))
-        armed = unprepared.Armed(pid=7, path=str(folder / "7.sock"))
-        monkeypatch.setattr(unprepared, "arm_process", lambda _: armed)
-
-        status = main(["dbg", "--arm", "7", "-c", "cast ranks(:) p x"])
-
-        assert 0 == status
-        assert f"{armed}\n[0-3] did p x\n" == capsys.readouterr().out
-
-    def test_no_job(self, folder, monkeypatch, capsys):
-        """
-        If no job listens, it is said how those that run can be asked.
-        """
-        monkeypatch.delenv("DISTDEBUG_DIR")
-        monkeypatch.setattr(here, "job_folders", lambda: ())
-        monkeypatch.setattr(unprepared, "find_workers", lambda **_: ())
-        monkeypatch.setattr(
-            unprepared, "how_to_arm", lambda _: ("rank 3: start it anew",)
-        )
+        base.chmod(0o700)
+        workers({"pid": os.getpid(), "rank": 3})
 
         status = main(["dbg", "-c", "list"])
 
         told = capsys.readouterr().err
         assert 2 == status
-        assert "rank 3: start it anew" in told
+        assert "not armed on this node: rank 3" in told
         assert "no job of yours listens" in told
-
-    def test_help(self, ranks, capsys):
-        """
-        What concerns no rank can be asked as well.
-        """
-        assert 0 == main(["dbg", "-c", "help", "-c", "q"])
-
-        assert "ranks(1:10:2)" in capsys.readouterr().out
-
-    def test_attach(self, ranks, capsys):
-        """
-        To attach takes a person.
-        """
-        assert 2 == main(["dbg", "-c", "attach 1"])
-
-        assert "cast ranks(3) COMMAND" in capsys.readouterr().err
+        assert "DISTDEBUG=1" in told
 
     def test_person(self, ranks, capsys, monkeypatch):
         """
         Without a command it talks to a person.
         """
         monkeypatch.setitem(sys.modules, "readline", None)
-        lines = iter(["q"])
-        monkeypatch.setattr(
-            shell.run_shell,
-            "__kwdefaults__",
-            {
-                **shell.run_shell.__kwdefaults__,
-                "ask": lambda _: next(lines),
-            },
-        )
+        monkeypatch.setattr(sys, "stdin", io.StringIO("q\n"))
 
         assert 0 == main(["dbg"])
 
         assert "#4" in capsys.readouterr().out
 
-    def test_nobody(self, folder, capsys):
-        """
-        Where nobody listens, that is said.
-        """
-        assert 2 == main(["dbg", "-c", "stack"])
 
-        assert "no rank listens" in capsys.readouterr().err
-
-
-class TestOutside:
-    def test_seen(self, monkeypatch):
-        """
-        The stack of the main thread is told, cleaned, the innermost line last.
-        """
-        inner = StackFrame(name="\x1b[31mf", filename="a.py", line=7)
-        outer = StackFrame(name="main", filename="a.py", line=1)
-        threads = (
-            ThreadStack(name="other", frames=(outer,)),
-            ThreadStack(name="Main", frames=(inner, outer), is_main=True),
-        )
-        stacks = ProcessStacks(pid=7, source="py-spy", threads=threads)
-        monkeypatch.setattr(
-            "distdebug.capture.node.capture_process",
-            lambda pid, timeout_s: SimpleNamespace(stacks=stacks),
-        )
-
-        text = outside.stacks_from_outside([7])[0]
-
-        assert text.endswith("outside:\n  a.py:1 in main\n  a.py:7 in f")
-
-    def test_not_seen(self, monkeypatch):
-        """
-        Where there is no stack, it is said what helps.
-        """
-        monkeypatch.setattr(
-            "distdebug.capture.node.capture_process",
-            lambda pid, timeout_s: SimpleNamespace(
-                stacks=None, remedy="allow ptrace"
-            ),
-        )
-
-        assert outside.stacks_from_outside([7])[0].endswith(
-            "outside: allow ptrace"
-        )
-
-    def test_refused(self, monkeypatch):
-        """
-        Who may not look says why.
-        """
-
-        def refuse(pid, timeout_s):
-            msg = "not allowed"
-            raise CaptureError(msg)
-
-        monkeypatch.setattr("distdebug.capture.node.capture_process", refuse)
-
-        assert "not allowed" in outside.stacks_from_outside([7])[0]
-
-
-def test_unknown_name():
+def test_names():
     """
-    A name that does not exist is an ordinary attribute error.
-    """
-    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
-        debugger.nonsense  # noqa: B018
-
-
-def test_all_names():
-    """
-    Every name that the door offers is there.
+    Every name that the door offers is there; one that does not exist is an
+    ordinary attribute error.
     """
     assert all(hasattr(debugger, name) for name in debugger.__all__)
-
-
-def test_closed_twice(folder):
-    """
-    A client that has hung up can do so again.
-    """
-    ranks = Ranks(Here(folder))
-
-    ranks.close()
-    ranks.close()
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        debugger.nonsense  # noqa: B018

@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import bdb
+import builtins
 import functools
 import gc
 import linecache
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -29,19 +31,7 @@ from distdebug.debugger import (
     scope,
     set_trace,
 )
-from distdebug.debugger.client import lending
-from distdebug.debugger.inside import (
-    breakpoints,
-    crashes,
-    labels,
-    looking,
-    pending,
-    prompt,
-    settings,
-    sources,
-    stops,
-    values,
-)
+from distdebug.debugger.inside import stops
 from distdebug.errors import DebuggerError, RankSyntaxError
 
 
@@ -49,87 +39,13 @@ PATIENCE_S = 60
 
 
 @pytest.fixture
-def folder(monkeypatch, socket_folder):
+def folder(monkeypatch, folder):
     """
     A folder for sockets, in which this process listens.
     """
     monkeypatch.setenv("RANK", "0")
-    monkeypatch.setattr(labels, "_own", {})
-    monkeypatch.setattr(labels, "_mesh", {})
-    # Hooks are for programs; a test must not leave any behind.
-    monkeypatch.setattr(crashes, "_hooks", [sys.excepthook])
     arm()
-    yield socket_folder
-    for stop in stops.open_stops():
-        stop.extend(0)
-    disarm()
-
-
-class Held:
-    """
-    A function that runs in a thread, and the client that steers it.
-    """
-
-    def __init__(self, function, folder):
-        self.result = self.error = self.trace = None
-        self.client = connect(folder)
-        self.thread = threading.Thread(target=self.run, args=(function,))
-        self.thread.start()
-
-    def run(self, function):
-        """
-        Keep what the function returns or raises, and who traces then.
-        """
-        try:
-            self.result = function()
-        except BaseException as exc:  # noqa: BLE001 it is looked at
-            self.error = exc
-        self.trace = sys.gettrace()
-
-    def session(self):
-        """
-        The thread, as soon as it is stopped.
-        """
-        end = time.monotonic() + PATIENCE_S
-        while time.monotonic() < end:
-            for _, session in self.client.list().sessions:
-                if session.state == "stopped":
-                    return self.client.attach(0)
-            time.sleep(0.005)
-        pytest.fail("it does not stop")
-
-    def says(self, *lines):
-        """
-        What is printed for each line.
-        """
-        session = self.session()
-        return [session.send(line, wait_s=PATIENCE_S).text for line in lines]
-
-    def end(self):
-        """
-        Wait for the end of the function.
-        """
-        self.thread.join(PATIENCE_S)
-        assert not self.thread.is_alive()
-        return self.result
-
-
-@pytest.fixture
-def hold(folder):
-    """
-    Runs a function in a thread that can be stopped.
-    """
-    held = []
-
-    def begin(function):
-        held.append(Held(function, folder))
-        return held[-1]
-
-    yield begin
-    for one in held:
-        one.client.resume()
-        one.thread.join(PATIENCE_S)
-        one.client.close()
+    return folder
 
 
 def add(x):
@@ -171,23 +87,27 @@ class TestPrompt:
 
     def test_traces_are_put_back(self, hold):
         """
-        Whoever traced the thread before does so again.
+        A tracer of the thread traces again afterwards, single frames, too.
         """
+        lines = []
 
-        def tracer(*_):
-            return None
+        def tracer(frame, event, arg):
+            lines.append(event)
+            return tracer
 
         def traced():
             sys.settrace(tracer)
+            sys._getframe().f_trace = tracer
             found = outer()
-            is_back = sys.gettrace() is tracer
+            lines.clear()
+            kept = sys.gettrace(), sys._getframe().f_trace
             sys.settrace(None)
-            return found, is_back
+            return found, kept == (tracer, tracer), "line" in lines
 
         held = hold(traced)
         held.says("n", "c")
 
-        assert (11, True) == held.end()
+        assert (11, True, True) == held.end()
 
     def test_changed(self, hold):
         """
@@ -227,33 +147,21 @@ class TestPrompt:
         assert "Deleted" in second.send(f"clear {__file__}:{line}").text
         assert "ended" == second.send("c").state
         assert 3 == held.end()
-        assert held.trace is None or "Prompt" not in repr(held.trace)
 
-    def test_quit(self, hold):
+    @pytest.mark.parametrize("line", ["q", "abort"])
+    def test_quit(self, hold, line):
         """
-        Who quits lets the rank go on, without breakpoints.
+        The command quit lets the rank go on, without breakpoints; abort ends
+        it by an exception.
         """
         held = hold(outer)
-        line = outer.__code__.co_firstlineno + 5
-
         session = held.session()
-        session.send(f"b {line}")
+        session.send(f"b {outer.__code__.co_firstlineno + 5}")
 
-        assert "ended" == session.send("q").state
-        assert 11 == held.end()
+        assert "ended" == session.send(line).state
 
-    def test_abort(self, hold):
-        """
-        Who aborts ends the rank by an exception.
-        """
-        held = hold(outer)
-        held.session()
-
-        answers = held.client.abort("ranks(0)")
-
-        assert ["ended"] == [o.state for o in answers.outputs]
-        held.end()
-        assert isinstance(held.error, bdb.BdbQuit)
+        assert held.end() == (11 if line == "q" else None)
+        assert isinstance(held.error, bdb.BdbQuit) == (line == "abort")
 
     @pytest.mark.parametrize(
         ("line", "said"),
@@ -264,6 +172,7 @@ class TestPrompt:
             ("help pdb", "docs.python.org"),
             ("help abort", "End the program"),
             ("clear", "all breakpoints are cleared"),
+            ("clear 99999", "99999"),
             ("p unknown", "NameError"),
             ("p Bad()", "ValueError: no repr"),
             ("pp [y] * 2", "[4, 4]"),
@@ -303,18 +212,17 @@ class TestPrompt:
 
     def test_end_of_user_code(self, hold):
         """
-        Who steps past the outermost line of the user is not held by others.
+        Stepping past the outermost line of the user holds no other code.
         """
         held = hold(functools.partial(outer))
         session = held.session()
-        prompt.current_prompt()
 
         for _ in range(30):
             output = session.send("s")
             if output.state == "ended" or output.is_error:
                 break
 
-        assert 11 == held.end()
+        assert 11 == held.end(is_traced=True)
 
     def test_stops_while_stepping(self, hold):
         """
@@ -335,21 +243,6 @@ class TestPrompt:
         session.send("c")
         held.end()
 
-    def test_limit(self, hold, caplog):
-        """
-        A thread that nobody asks goes on, and the log says where it was.
-        """
-
-        def impatient():
-            set_trace(limit=0.05)
-            return "went on"
-
-        held = hold(impatient)
-
-        assert "went on" == held.end()
-        assert "nobody asked this rank" in caplog.text
-        assert "impatient" in caplog.text
-
     def test_extended(self, hold):
         """
         A pause can be made longer.
@@ -367,29 +260,6 @@ class TestPrompt:
         assert session.left_s > 4000
         held.says("c")
 
-    def test_busy(self, hold):
-        """
-        A thread that obeys a command takes no other, and nobody waits.
-        """
-        event = threading.Event()
-
-        def work():
-            set_trace()
-            event.wait(PATIENCE_S)
-
-        held = hold(work)
-        session = held.session()
-        session.send("n")
-
-        running = session.send("n", wait_s=0.05)
-        refused = session.send("p 1")
-        event.set()
-
-        assert "running" == running.state
-        assert "busy" in refused.text
-        held.client.resume()
-        held.end()
-
     def test_much_output(self, hold):
         """
         Only so much output is kept.
@@ -404,13 +274,14 @@ class TestPrompt:
 
 class TestLettingGo:
     """
-    Whoever is told to go on does so, whatever the debugger is doing with it.
+    A thread that is let go goes on, whatever the debugger is doing with it.
     """
 
     @pytest.fixture
     def busy(self, hold):
         """
-        A thread in the middle of a step, what lets the step end, and its end.
+        Makes a thread busy with the last of these lines; gives what steers it,
+        and what lets it end.
         """
         event = threading.Event()
 
@@ -419,64 +290,51 @@ class TestLettingGo:
             event.wait(PATIENCE_S)
             return "went on"
 
-        held = hold(work)
-        session = held.session()
-        assert "event.wait" in session.send("n").text
-        assert "running" == session.send("n", wait_s=0.05).state
-        yield held, session, event
+        def begin(*lines):
+            held = hold(work)
+            session = held.session()
+            *first, last = lines
+            for line in first:
+                session.send(line.format(work.__code__.co_firstlineno + 3))
+            session.send(last, wait_s=0.05)
+            return held, session, event
+
+        yield begin
         event.set()
 
-    def test_resumed(self, busy):
+    @pytest.mark.parametrize(
+        ("lines", "by"),
+        [
+            (("n", "n"), "resume"),
+            (("n", "n"), "detach"),
+            (("event.wait(30)",), "resume"),
+            (("b {}", "c"), "resume"),
+        ],
+        ids=["step", "detached", "expression", "breakpoint"],
+    )
+    def test_resumed(self, busy, lines, by):
         """
-        A step is turned into going on; nobody stops at the end of it.
+        A step, an expression, or running to a breakpoint is turned into going
+        on, without a stop at the end of it.
         """
-        held, _, event = busy
+        held, session, event = busy(*lines)
 
-        (answer,) = held.client.resume().outputs
+        if by == "resume":
+            (answer,) = held.client.resume().outputs
+        else:
+            answer = session.send("detach", wait_s=0.05)
         event.set()
 
-        assert ("running", False) == (answer.state, answer.is_error)
-        assert "when it has done" in answer.text
+        if "c" not in lines:
+            assert ("running", False) == (answer.state, answer.is_error)
+            assert "when it has done" in answer.text
         assert "went on" == held.end()
-        assert [] == stops.open_stops()
-        assert "Prompt" not in repr(held.trace)
-
-    def test_continued(self, busy):
-        """
-        So is one that is told to detach.
-        """
-        held, session, event = busy
-
-        answer = session.send("detach", wait_s=0.05)
-        event.set()
-
-        assert ("running", False) == (answer.state, answer.is_error)
-        assert "went on" == held.end()
-
-    def test_evaluating(self, hold):
-        """
-        An expression that is computed is computed to its end.
-        """
-        event = threading.Event()
-
-        def work():
-            set_trace()
-            return event.is_set()
-
-        held = hold(work)
-        session = held.session()
-        session.send("event.wait(30)", wait_s=0.05)
-        (before,) = held.client.resume().outputs
-        event.set()
-
-        assert "running" == before.state
-        assert held.end() is True
 
     def test_two_clients(self, busy):
         """
         Of two who command one thread, the second is refused, not queued.
         """
-        held, session, event = busy
+        held, session, event = busy("n", "n")
 
         refused = session.send("p 'late'")
         event.set()
@@ -485,27 +343,6 @@ class TestLettingGo:
         assert refused.is_error
         assert "late" not in session.last().text
         session.send("c")
-        assert "went on" == held.end()
-
-    def test_with_breakpoints(self, hold):
-        """
-        Who runs to a breakpoint does not stop there any more.
-        """
-        event = threading.Event()
-
-        def work():
-            set_trace()
-            event.wait(PATIENCE_S)
-            return "went on"
-
-        line = work.__code__.co_firstlineno + 3
-        held = hold(work)
-        session = held.session()
-        session.send(f"b {line}")
-        session.send("c")
-        held.client.resume()
-        event.set()
-
         assert "went on" == held.end()
 
     def test_stopped_again(self, hold):
@@ -532,55 +369,28 @@ class TestLettingGo:
         again.send("c")
         assert "went on" == held.end()
 
+    @pytest.mark.parametrize("is_told", [True, False], ids=["told", "limit"])
     @pytest.mark.parametrize(
         "nested", ["commands 1", "debug 1 + 1", "for _ in y:"]
     )
-    def test_nested(self, hold, nested):
+    def test_nested(self, hold, nested, is_told):
         """
-        Who is in the middle of a dialogue with the debugger goes on as well.
+        A thread in the middle of a dialogue with the debugger goes on as well,
+        by a resume, or when the limit of the pause is over.
         """
 
         def work():
-            set_trace()
+            set_trace(limit=60 if is_told else 0.2)
             return "went on"
 
         held = hold(work)
         session = held.session()
         session.send(f"b {work.__code__.co_firstlineno + 2}")
         session.send(nested)
-
-        (answer,) = held.client.resume().outputs
-
-        assert "ended" == answer.state
-        assert "went on" == held.end()
-
-    @pytest.mark.parametrize("nested", ["commands 1", "debug 1 + 1"])
-    def test_limit_of_a_dialogue(self, hold, nested):
-        """
-        The limit of a pause ends such a dialogue, and the pause.
-        """
-
-        def work():
-            set_trace(limit=0.3)
-            return "went on"
-
-        held = hold(work)
-        session = held.session()
-        session.send(f"b {work.__code__.co_firstlineno + 2}")
-        session.send(nested)
+        if is_told:
+            assert "ended" == held.client.resume().outputs[0].state
 
         assert "went on" == held.end()
-
-    def test_readline(self):
-        """
-        Who was let go just before it would wait does not wait.
-        """
-        one = prompt.Prompt()
-        one.stop = stops.Stop("breakpoint", 1000)
-        one.let_go()
-
-        assert "" == one.stdin.readline()
-        one.stop.close()
 
 
 class TestManyThreads:
@@ -609,47 +419,9 @@ class TestManyThreads:
 
         assert f"({line})" in stopped.last().text
         stopped.send("c")
-        assert ["went on"] * 2 == [first.end(), second.end()]
-
-    def test_cleared_by_others(self):
-        """
-        A breakpoint that another thread has cleared stops nobody.
-        """
-        one, frame = prompt.Prompt(), sys._getframe()
-        file = one.canonic(__file__)
-        line = frame.f_code.co_firstlineno
-        one.breaks = {file: [line, 1], "/gone.py": [2]}
-
-        assert not one.break_here(frame)
-        assert {} == one.breaks
-
-    def test_number_of_another(self, hold):
-        """
-        Who clears a breakpoint that is not there is told so, and stays.
-        """
-        held = hold(outer)
-
-        said = held.says("clear 99999", f"b {__file__}:1", "p y")
-
-        assert "4" == said[2]
-        held.says("c")
-        assert 11 == held.end()
-
-    def test_threads_that_have_ended(self):
-        """
-        Of a thread that has ended, nothing is kept.
-        """
-        kept = []
-
-        def work():
-            kept.append(prompt.current_prompt())
-            kept[0].has_left = False
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-
-        assert thread.ident not in prompt.prompts()
+        assert ["went on"] * 2 == [
+            one.end(is_traced=True) for one in (first, second)
+        ]
 
 
 class TestNeverInTheWay:
@@ -685,80 +457,23 @@ class TestNeverInTheWay:
         """
         A mistake of the debugger lets the program go on.
         """
-        monkeypatch.setattr(prompt.Prompt, "setup", lambda *_: 1 / 0)
+        monkeypatch.setattr("pdb.Pdb.setup", lambda *_: 1 / 0)
         held = hold(outer)
 
         assert 11 == held.end()
         assert "the debugger failed" in caplog.text
-        assert [] == stops.open_stops()
 
-    def test_failure_while_tracing(self, folder, monkeypatch, caplog):
+    def test_failure_while_tracing(self, hold, monkeypatch, caplog):
         """
         So does one while it looks at what runs.
         """
-        one = prompt.Prompt()
-        one.has_left, one._previous = False, sys.gettrace()
-        one.reset()
-        monkeypatch.setattr(one, "dispatch_line", lambda _: 1 / 0)
+        held = hold(outer)
+        held.session()
+        monkeypatch.setattr(bdb.Bdb, "dispatch_line", lambda *_: 1 / 0)
 
-        assert one.trace_dispatch(sys._getframe(), "line", None) is None
-        assert one.has_left
+        assert "ended" == held.session().send("n").state
+        assert 11 == held.end()
         assert "the debugger failed" in caplog.text
-
-    def test_interrupted_from_the_terminal(self, hold, monkeypatch):
-        """
-        Ctrl-C where the job was started ends it, though it is held.
-        """
-
-        def read(_):
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(stops.Stop, "read", read)
-        held = hold(outer)
-        held.end()
-
-        assert isinstance(held.error, KeyboardInterrupt)
-        assert [] == stops.open_stops()
-        assert "Prompt" not in repr(held.trace)
-
-    def test_handler_of_a_signal(self, hold, monkeypatch):
-        """
-        What a handler of signals raises reaches the program, too.
-        """
-
-        def read(_):
-            raise TimeoutError
-
-        monkeypatch.setattr(stops.Stop, "read", read)
-        held = hold(outer)
-        held.end()
-
-        assert isinstance(held.error, TimeoutError)
-        assert [] == stops.open_stops()
-
-    def test_tracer_of_frames(self, hold):
-        """
-        Tracers that look at single frames do so afterwards.
-        """
-        lines = []
-
-        def tracer(frame, event, arg):
-            lines.append(event)
-            return tracer
-
-        def traced():
-            sys.settrace(tracer)
-            sys._getframe().f_trace = tracer
-            add(1)
-            lines.clear()
-            kept = sys._getframe().f_trace
-            sys.settrace(None)
-            return kept is tracer, "line" in lines
-
-        held = hold(traced)
-        held.says("n", "c")
-
-        assert (True, True) == held.end()
 
     def test_commands_of_breakpoints(self, hold):
         """
@@ -784,7 +499,7 @@ class TestNeverInTheWay:
         assert "(com)" in said[0]
         assert "200" in again.last().text
         again.send("c")
-        assert 2 == held.end()
+        assert 2 == held.end(is_traced=True)
 
     def test_pdb_of_the_program(self, hold):
         """
@@ -796,7 +511,7 @@ class TestNeverInTheWay:
         held.says("n", "c")
 
         last = getattr(pdb.Pdb, "_last_pdb_instance", None)
-        assert not isinstance(last, prompt.Prompt)
+        assert "distdebug" not in repr(last)
         held.end()
 
 
@@ -842,100 +557,33 @@ class TestLimits:
 
         assert held.error is None
         assert "nobody asked this rank" in caplog.text
-        assert [] == stops.open_stops()
-        assert "Prompt" not in repr(held.trace)
 
-    def test_interrupt(self, folder, caplog):
+    def test_interrupt(self, outside, caplog):
         """
         So does a main thread that was interrupted.
         """
-        pending.interrupt_main(0.0)
+        thread, _ = outside(lambda c: c.interrupt(wait_s=0.0))
         end = time.monotonic() + PATIENCE_S
         while "nobody asked" not in caplog.text:
             assert time.monotonic() < end
             time.sleep(0.001)
+        thread.join()
 
-        assert [] == stops.open_stops()
         assert "Prompt" not in repr(sys.gettrace())
-
-    def test_for_ever(self, monkeypatch):
-        """
-        A limit of more than any clock can count is one as well.
-        """
-        monkeypatch.setattr(stops, "_LONGEST_WAIT_S", 0.01)
-        stop = stops.Stop("breakpoint", 1e300)
-        threading.Timer(0.05, stop.release).start()
-
-        assert "" == stop.read()
-        stop.close()
-
-
-class TestTracing:
-    """
-    What the interpreter calls, where no tracer sees it being tested.
-    """
-
-    def test_has_left(self):
-        """
-        A debugger that has left ends the tracing of a frame.
-        """
-        one = prompt.Prompt()
-
-        assert one.trace_dispatch(sys._getframe(), "line", None) is None
-        one.has_left = False
-        one.reset()
-        assert one.trace_dispatch(sys._getframe(), "call", None) is not None
-
-    def test_outermost(self, monkeypatch):
-        """
-        It leaves at the end of the outermost function of the user.
-        """
-        one, left = prompt.Prompt(), []
-        monkeypatch.setattr(one, "interaction", lambda *_: None)
-        monkeypatch.setattr(one, "leave", lambda: left.append(True))
-        monkeypatch.setattr(prompt, "_callers", lambda frame: [])
-
-        one.user_return(sys._getframe(), None)
-
-        assert [True] == left
-
-    def test_asking(self, folder):
-        """
-        A breakpoint within an expression that is evaluated stops nobody.
-        """
-        one = prompt.Prompt()
-        one.is_asking = True
-
-        one.halt(sys._getframe(), None)
-        one.examine(ValueError(), None)
-
-        assert [] == stops.open_stops()
-
-    def test_lines_of_nobody(self):
-        """
-        Without a stop, there is nothing to read, and nobody to write to.
-        """
-        one = prompt.Prompt()
-
-        assert "" == one.stdin.readline()
-        assert 3 == one.stdout.write("abc")
 
 
 class TestSetTrace:
     @pytest.fixture
-    def halted(self, folder, monkeypatch):
+    def halted(self, folder, monkeypatch, caplog):
         """
-        The lines at which it would have stopped.
+        The lines at which it would have stopped, if it listened.
         """
-        lines = []
-        monkeypatch.setattr(
-            breakpoints,
-            "_stop",
-            lambda frame, limit, header: lines.append(frame.f_lineno),
-        )
         monkeypatch.setenv("RANK", "3")
         monkeypatch.setenv("DISTDEBUG_MESH", "dp=2,tp=2")
-        return lines
+        disarm()
+        return lambda: [
+            text for text in caplog.messages if "passed a breakpoint" in text
+        ]
 
     @pytest.mark.parametrize(
         ("ranks", "count"),
@@ -958,7 +606,7 @@ class TestSetTrace:
         """
         set_trace(ranks=ranks)
 
-        assert count == len(halted)
+        assert count == len(halted())
 
     def test_no_selection(self, halted):
         """
@@ -967,14 +615,17 @@ class TestSetTrace:
         with pytest.raises(RankSyntaxError):
             set_trace(ranks="all")
 
-    def test_cond(self, halted):
+    def test_cond(self, halted, monkeypatch):
         """
-        It stops only if the condition is true.
+        It stops only if the condition is true; where it is switched off, not
+        even the condition is asked.
         """
         for cond in (0, lambda: False, 1, lambda: True):
             set_trace(cond=cond)
+        monkeypatch.setenv("DISTDEBUG", "0")
+        set_trace(cond=lambda: 1 / 0)
 
-        assert 2 == len(halted)
+        assert 2 == len(halted())
 
     def test_skip(self, halted):
         """
@@ -984,7 +635,8 @@ class TestSetTrace:
             set_trace(skip=2)
             set_trace(skip=3)
 
-        assert [2, 1] == [halted.count(line) for line in sorted({*halted})]
+        found = halted()
+        assert [2, 1] == [found.count(line) for line in sorted({*found})]
 
     def test_once(self, halted):
         """
@@ -994,22 +646,12 @@ class TestSetTrace:
             set_trace(once=True)
             set_trace(once=True, skip=1)
 
-        assert 2 == len(halted) == len({*halted})
-
-    def test_off(self, halted, monkeypatch):
-        """
-        Where it is switched off, not even the condition is asked.
-        """
-        monkeypatch.setenv("DISTDEBUG", "0")
-
-        set_trace(cond=lambda: 1 / 0)
-
-        assert [] == halted
-        assert sys.gettrace() is None or "Prompt" not in repr(sys.gettrace())
+        found = halted()
+        assert 2 == len(found) == len({*found})
 
     def test_header(self, hold):
         """
-        Whoever attaches is told what the program has to say.
+        The client shows what the program says at a stop.
         """
         held = hold(lambda: set_trace(header="look at the loss"))
 
@@ -1021,67 +663,43 @@ class TestUnarmed:
     @pytest.fixture(autouse=True)
     def unarmed(self, folder):
         """
-        Nobody listens.
+        This process does not listen.
         """
         disarm()
 
-    def test_logged(self, caplog):
+    @pytest.mark.parametrize(
+        ("is_tty", "world", "count"),
+        [(True, "1", 1), (True, "4", 0), (False, "1", 0), (None, "1", 0)],
+        ids=["alone", "one of four", "nobody", "closed"],
+    )
+    def test_terminal(self, monkeypatch, is_tty, world, count):
         """
-        A line that nobody could reach is logged.
-        """
-        set_trace()
-
-        assert "passed a breakpoint at" in caplog.text
-        assert "test_logged" in caplog.text
-
-    def test_terminal(self, monkeypatch):
-        """
-        A person in front of a lonely process gets an ordinary prompt.
+        A person in front of a lonely process gets an ordinary prompt; ranks do
+        not share a terminal.
         """
         frames = []
-        monkeypatch.setattr(breakpoints, "_has_terminal", lambda: True)
+        stream = SimpleNamespace(isatty=lambda: is_tty)
+        monkeypatch.setattr(sys, "stdin", None if is_tty is None else stream)
+        monkeypatch.setattr(sys, "stdout", stream)
+        monkeypatch.setenv("WORLD_SIZE", world)
         monkeypatch.setattr(
             "pdb.Pdb.set_trace", lambda _, frame: frames.append(frame)
         )
 
         set_trace()
 
-        assert [sys._getframe()] == frames
-
-    @pytest.mark.parametrize(
-        ("is_tty", "world", "answer"),
-        [(True, "1", True), (True, "4", False), (False, "1", False)],
-        ids=["alone", "one of four", "nobody"],
-    )
-    def test_who_has_one(self, monkeypatch, is_tty, world, answer):
-        """
-        Ranks do not share a terminal.
-        """
-        stream = SimpleNamespace(isatty=lambda: is_tty)
-        monkeypatch.setattr(sys, "stdin", stream)
-        monkeypatch.setattr(sys, "stdout", stream)
-        monkeypatch.setenv("WORLD_SIZE", world)
-
-        assert answer == breakpoints._has_terminal()
-
-    def test_closed(self, monkeypatch):
-        """
-        Without standard input there is no terminal.
-        """
-        monkeypatch.setattr(sys, "stdin", None)
-
-        assert not breakpoints._has_terminal()
+        assert [sys._getframe()] * count == frames
 
     def test_not_examined(self, caplog):
         """
-        An exception that nobody could look at is logged, and goes on.
+        An exception that no client could look at is logged, and goes on.
         """
         with pytest.raises(ValueError, match="bad"), post_mortem():
             int("bad")
 
         assert "not examined: ValueError: invalid literal" in caplog.text
 
-    def test_wanted(self, monkeypatch):
+    def test_wanted(self, monkeypatch, caplog):
         """
         A variable arms at the first breakpoint.
         """
@@ -1089,7 +707,7 @@ class TestUnarmed:
 
         set_trace(limit=0.01)
 
-        assert breakpoints.ready_to_stop()
+        assert "rank 0 stopped (breakpoint) at " in caplog.text
 
 
 class TestPostMortem:
@@ -1114,9 +732,11 @@ class TestPostMortem:
         held.end()
         assert isinstance(held.error, ValueError)
 
-    def test_decorated(self, hold):
+    @pytest.mark.parametrize("is_coroutine", [True, False])
+    def test_function(self, hold, is_coroutine):
         """
-        What leaves a function is looked at once, however many look.
+        What leaves a function, or a coroutine function, is looked at once,
+        however many look.
         """
 
         @post_mortem()
@@ -1124,26 +744,17 @@ class TestPostMortem:
         def fail():
             return 1 / 0
 
-        held = hold(fail)
-
-        assert "ended" == held.session().send("c").state
-        held.end()
-        assert isinstance(held.error, ZeroDivisionError)
-
-    def test_coroutine(self, hold):
-        """
-        What leaves a coroutine function is looked at as well.
-        """
-
         @post_mortem()
-        async def fail():
+        async def fail_later():
             await asyncio.sleep(0)
             return 1 / 0
 
-        held = hold(lambda: asyncio.run(fail()))
+        held = hold(
+            lambda: asyncio.run(fail_later()) if is_coroutine else fail()
+        )
 
         assert "1 / 0" in held.session().last().text
-        held.says("c")
+        assert "ended" == held.session().send("c").state
         held.end()
         assert isinstance(held.error, ZeroDivisionError)
 
@@ -1166,24 +777,22 @@ class TestPostMortem:
 
     @pytest.mark.parametrize(
         "error",
-        [SystemExit(1), KeyboardInterrupt(), bdb.BdbQuit(), None],
-        ids=["exit", "Ctrl-C", "abort", "none"],
+        [
+            SystemExit(1),
+            KeyboardInterrupt(),
+            bdb.BdbQuit(),
+            ValueError(),
+            None,
+        ],
+        ids=["exit", "Ctrl-C", "abort", "never raised", "none"],
     )
-    def test_not_looked_at(self, folder, error):
+    def test_not_looked_at(self, folder, caplog, error):
         """
-        A wish to end is no mistake.
+        A wish to end is no mistake, and what was never raised has no place.
         """
-        post_mortem(limit=1000).__exit__(type(error), error, None)
+        post_mortem(limit=0.1).__exit__(type(error), error, None)
 
-        assert [] == stops.open_stops()
-
-    def test_without_a_traceback(self, folder):
-        """
-        An exception that was never raised has no place.
-        """
-        post_mortem(limit=1000).__exit__(None, ValueError(), None)
-
-        assert [] == stops.open_stops()
+        assert "stopped" not in caplog.text
 
     def test_hook(self, folder, monkeypatch):
         """
@@ -1196,34 +805,42 @@ class TestPostMortem:
 
         assert [SystemExit] == [args[0] for args in seen]
 
-    def test_hooks(self, folder, monkeypatch):
+    @pytest.mark.process
+    def test_hooks(self, start):
         """
-        All exceptions of programs and threads are looked at, once asked for.
+        All exceptions of programs and threads are looked at, once asked for,
+        and by those who looked at them before.
         """
-        seen, examined = [], []
-        monkeypatch.setattr(crashes, "_hooks", [])
-        monkeypatch.setattr(
-            crashes, "_examine", lambda e, _: examined.append(e)
+        process = start(
+            "import sys, threading, distdebug",
+            "sys.excepthook = lambda *args: print('program', args[1])",
+            "threading.excepthook = lambda args: print('thread', args[1])",
+            "distdebug.arm(post_mortem=True)",
+            "distdebug.arm(post_mortem=True)",
+            "def fail(error):",
+            "    raise error",
+            "for error in KeyError('b'), SystemExit('c'):",
+            "    thread = threading.Thread(target=fail, args=(error,))",
+            "    thread.start()",
+            "    thread.join()",
+            "fail(ValueError('a'))",
+            DISTDEBUG_LIMIT="0.1",
         )
-        monkeypatch.setattr(sys, "excepthook", lambda *a: seen.append(a))
-        monkeypatch.setattr(threading, "excepthook", seen.append)
 
-        arm(post_mortem=True)
-        arm(post_mortem=True)
-        sys.excepthook(ValueError, ValueError("a"), None)
-        threading.excepthook(SimpleNamespace(exc_value=KeyError("b")))
-        threading.excepthook(SimpleNamespace(exc_value=None))
+        output, errors = process.communicate(timeout=60)
 
-        assert 3 == len(seen)
-        assert ["a", "b"] == [e.args[0] for e in examined]
+        assert "thread 'b'\nthread c\nprogram a\n" == output
+        assert 2 == errors.count("stopped (post mortem)")
 
 
 class TestScope:
     def test_ends(self, hold):
         """
-        Nobody is held, and nothing traced, behind the end of a scope.
+        No thread is held or traced behind the end of a scope.
         """
         traces = []
+        with scope():
+            pass  # nobody stops, which costs nothing
 
         @scope("endpoint")
         def endpoint():
@@ -1245,12 +862,25 @@ class TestScope:
         assert 5 == held.end()
         assert "Prompt" not in repr(traces)
 
-    def test_without_a_stop(self):
-        """
-        A scope in which nobody stops costs nothing.
-        """
-        with scope():
-            pass
+
+@pytest.fixture
+def outside(folder):
+    """
+    Does something with a client in another thread; what it gave is kept.
+    """
+
+    def begin(*steps):
+        got = []
+
+        def work():
+            with connect(folder) as client:
+                got.extend(step(client) for step in steps)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        return thread, got
+
+    return begin
 
 
 def wait_for_stop(client):
@@ -1266,27 +896,46 @@ def wait_for_stop(client):
     pytest.fail("it does not stop")
 
 
+@pytest.mark.parametrize(
+    ("number", "error"),
+    [(signal.SIGINT, KeyboardInterrupt), (signal.SIGUSR1, TimeoutError)],
+    ids=["Ctrl-C", "handler"],
+)
+def test_signal(outside, number, error):
+    """
+    Ctrl-C where the job was started ends it, though it is held; so does what
+    a handler of signals raises.
+    """
+
+    def handle(*_):
+        raise error
+
+    usual = signal.signal(number, handle)
+    main_thread = threading.main_thread().ident
+    thread, got = outside(
+        wait_for_stop,
+        lambda _: signal.pthread_kill(main_thread, number),
+        lambda _: ended.wait(PATIENCE_S),
+        lambda client: client.list(),
+    )
+    ended = threading.Event()
+
+    with pytest.raises(error):
+        set_trace()
+    ended.set()
+    thread.join(PATIENCE_S)
+    signal.signal(number, usual)
+
+    assert () == tuple(got[3].sessions)
+    assert "Prompt" not in repr(sys.gettrace())
+
+
 class TestInterrupt:
-    def from_outside(self, folder, *steps):
-        """
-        Do something with a client in another thread; what it gave is kept.
-        """
-        got = []
-
-        def work():
-            with connect(folder) as client:
-                got.extend(step(client) for step in steps)
-
-        thread = threading.Thread(target=work)
-        thread.start()
-        return thread, got
-
-    def test_running(self, folder):
+    def test_running(self, outside):
         """
         The main thread stops at its next line, and goes on.
         """
-        thread, got = self.from_outside(
-            folder,
+        thread, got = outside(
             lambda c: c.interrupt("ranks(0)", wait_s=PATIENCE_S),
             lambda c: c.interrupt("ranks(0)"),
             lambda c: c.cast("ranks(0)", "where"),
@@ -1301,12 +950,11 @@ class TestInterrupt:
         assert "test_running" in got[2].outputs[0].text
         assert ["ended"] == [o.state for o in got[3].outputs]
 
-    def test_blocked(self, folder):
+    def test_blocked(self, outside):
         """
-        A thread in native code is left alone, and whoever asks is told.
+        A thread in native code is left alone, and the client learns that.
         """
-        thread, got = self.from_outside(
-            folder,
+        thread, got = outside(
             lambda c: c.interrupt("ranks(0)", wait_s=0.05),
             lambda c: c.resume("ranks(0)"),
         )
@@ -1315,15 +963,13 @@ class TestInterrupt:
         assert "blocked in native code" in got[0].outputs[0].text
         assert "test_blocked" in got[0].outputs[0].text
         assert "will not be stopped" in got[1].outputs[0].text
-        assert [] == stops.open_stops()
 
-    def test_twice(self, folder):
+    def test_twice(self, outside):
         """
-        Who is asked twice stops once.
+        Two requests to interrupt make one stop.
         """
         event = threading.Event()
-        thread, got = self.from_outside(
-            folder,
+        thread, got = outside(
             lambda c: c.interrupt("ranks(:)", wait_s=0.05),
             lambda c: c.interrupt("ranks(:)", wait_s=0.05),
             lambda _: event.set(),
@@ -1337,15 +983,13 @@ class TestInterrupt:
 
         assert ["ended"] == [o.state for o in got[4].outputs]
         assert "not about to be" in got[5].outputs[0].text
-        assert [] == stops.open_stops()
 
-    def test_in_a_step(self, folder):
+    def test_in_a_step(self, outside):
         """
         A step that does not end becomes one that ends at the next line.
         """
         event = threading.Event()
-        thread, got = self.from_outside(
-            folder,
+        thread, got = outside(
             lambda c: wait_for_stop(c).send("n").state,
             lambda c: wait_for_stop(c).send("n", wait_s=0.1).state,
             lambda c: c.interrupt("ranks(:)", wait_s=0.05),
@@ -1362,13 +1006,12 @@ class TestInterrupt:
         assert "blocked in native code" in got[2].outputs[0].text
         assert "test_in_a_step" in got[4]
 
-    def test_while_it_computes(self, folder):
+    def test_while_it_computes(self, outside):
         """
         A thread that obeys a command is not interrupted by another.
         """
         event = threading.Event()
-        thread, got = self.from_outside(
-            folder,
+        thread, got = outside(
             lambda c: (
                 wait_for_stop(c).send("p event.wait(30)", wait_s=0.05).state
             ),
@@ -1382,16 +1025,14 @@ class TestInterrupt:
 
         assert "running" == got[0]
         assert "obeys a command" in got[1].outputs[0].text
-        assert [] == stops.open_stops()
 
-    def test_in_a_framework(self, folder):
+    def test_in_a_framework(self, outside):
         """
         A thread that runs what is not the user's is said to do so.
         """
         names = {"__name__": "asyncio.loop", "time": time, "done": []}
         code = "while not done:\n    time.sleep(0.001)"
-        thread, got = self.from_outside(
-            folder,
+        thread, got = outside(
             lambda c: c.interrupt("ranks(:)", wait_s=0.2),
             lambda c: c.resume(),
             lambda _: names["done"].append(1),
@@ -1402,32 +1043,32 @@ class TestInterrupt:
 
         assert "runs code of a framework" in got[0].outputs[0].text
         assert "ended" == got[1].outputs[0].state
-        assert [] == stops.open_stops()
 
-    def test_refused(self, monkeypatch):
-        """
-        If the interpreter takes no more calls, that is said.
-        """
-        import ctypes
-
-        monkeypatch.setattr(
-            ctypes.pythonapi, "Py_AddPendingCall", lambda *_: -1
-        )
-
-        with pytest.raises(RuntimeError, match="no more calls"):
-            pending._ask_interpreter()
-
-    def test_no_main_thread(self, monkeypatch):
+    def test_no_main_thread(self, outside, monkeypatch):
         """
         Where the main thread has ended, its place is unknown.
         """
-        monkeypatch.setattr(sys, "_current_frames", dict)
 
-        assert "?" == pending._place()["function"]
+        def interrupt(client):
+            with monkeypatch.context() as patch:
+                patch.setattr(sys, "_current_frames", dict)
+                return client.interrupt(wait_s=0.0)
+
+        thread, got = outside(interrupt, lambda c: c.resume())
+        thread.join(PATIENCE_S)
+
+        assert "called at ?:0 in ?" in str(got[0])
 
 
 class TestLabels:
-    def test_given(self, folder):
+    @pytest.fixture
+    def described(self, folder, raw):
+        """
+        What this process says of itself.
+        """
+        return lambda: raw.asked(arm(), op="list")["process"]
+
+    def test_given(self, described):
         """
         Labels of the program come before those of the launcher.
         """
@@ -1436,7 +1077,8 @@ class TestLabels:
             mesh={"dp": 4, "tp": 2},
         )
 
-        found = labels.describe_process()
+        found = described()
+        arm(labels={"coords": {"data": 9}})
 
         assert ("actor-1", 5, 8) == (
             found["group"],
@@ -1444,6 +1086,7 @@ class TestLabels:
             found["world_size"],
         )
         assert {"dp": 2, "tp": 1} == found["coords"]
+        assert {"data": 9} == described()["coords"]
 
     def test_nobody_tells(self, folder, monkeypatch):
         """
@@ -1463,14 +1106,6 @@ class TestLabels:
         assert "  -  " in str(listing)
         assert {} == listing.processes[0].coords
 
-    def test_coordinates(self, folder):
-        """
-        Coordinates may be given as they are.
-        """
-        arm(labels={"coords": {"data": 9}})
-
-        assert {"data": 9} == labels.describe_process()["coords"]
-
     @pytest.mark.parametrize(
         ("mesh", "coords"),
         [
@@ -1483,7 +1118,7 @@ class TestLabels:
         ],
         ids=["fits", "too small", "empty", "no size", "no name", "none"],
     )
-    def test_environment(self, folder, monkeypatch, mesh, coords):
+    def test_environment(self, described, monkeypatch, mesh, coords):
         """
         A mesh of the environment is taken if it makes sense.
         """
@@ -1491,7 +1126,7 @@ class TestLabels:
         monkeypatch.setenv("DISTDEBUG_MESH", mesh)
         monkeypatch.setenv("DISTDEBUG_GROUP", "not a group")
 
-        found = labels.describe_process()
+        found = described()
 
         assert coords == found["coords"]
         assert "job" == found["group"]
@@ -1513,55 +1148,51 @@ class TestLabels:
         with pytest.raises(ValueError, match=r"unknown|written"):
             arm(labels=given, mesh=mesh)
 
-    def test_no_proc(self, monkeypatch):
+    def test_no_proc(self, described, monkeypatch):
         """
-        Without a kernel that tells, the start of the process is unknown.
+        Without /proc, the start of the process is unknown.
         """
+        usual = builtins.open
 
-        def refuse(*_):
-            raise OSError
+        def refuse(path, *args, **options):
+            if path == "/proc/self/stat":
+                raise OSError
+            return usual(path, *args, **options)
 
-        monkeypatch.setattr("builtins.open", refuse)
+        monkeypatch.setattr(builtins, "open", refuse)
 
-        assert (os.getpid(), 0) == labels.process_key()[1:]
+        found = described()
+
+        assert (os.getpid(), 0) == (found["pid"], found["start"])
 
 
-class TestSettings:
-    @pytest.mark.parametrize(
-        ("wanted", "variable", "seconds"),
-        [
-            (5, "9", 5),
-            (None, "9", 9),
-            (None, None, 1800),
-            (-1, "inf", 1800),
-            (None, "soon", 1800),
-            (None, "2s", 1800),
-            ("x", "0", 0),
-            (0, "9", 0),
-            (None, "1e308", 366 * 86400),
-        ],
-    )
-    def test_limit(self, monkeypatch, wanted, variable, seconds):
-        """
-        There is always a limit.
-        """
-        monkeypatch.delenv("DISTDEBUG_LIMIT", raising=False)
-        if variable is not None:
-            monkeypatch.setenv("DISTDEBUG_LIMIT", variable)
+@pytest.mark.parametrize(
+    ("wanted", "variable", "seconds"),
+    [
+        (5, "9", 5),
+        (None, "9", 9),
+        (None, None, 1800),
+        (-1, "inf", 1800),
+        (None, "soon", 1800),
+        (None, "2s", 1800),
+        ("x", "0", None),
+        (0, "9", None),
+        (None, "1e308", 366 * 86400),
+    ],
+)
+def test_limit(hold, monkeypatch, wanted, variable, seconds):
+    """
+    There is always a limit, and with a limit of 0 no thread stops.
+    """
+    if variable is not None:
+        monkeypatch.setenv("DISTDEBUG_LIMIT", variable)
 
-        assert seconds == settings.pause_limit_s(wanted)
+    held = hold(lambda: set_trace(limit=wanted))
 
-    @pytest.mark.parametrize(
-        ("value", "off", "wanted"),
-        [("0", True, False), ("1", False, True), ("", False, False)],
-    )
-    def test_switch(self, monkeypatch, value, off, wanted):
-        """
-        One variable switches everything.
-        """
-        monkeypatch.setenv("DISTDEBUG", value)
-
-        assert (off, wanted) == (settings.is_off(), settings.is_wanted())
+    if seconds is not None:
+        assert seconds - 3 < held.session().session.left_s <= seconds
+        held.says("c")
+    held.end()
 
 
 class Tensor:
@@ -1604,38 +1235,40 @@ class TestValues:
         monkeypatch.setitem(sys.modules, "torch", torch)
 
     @pytest.mark.parametrize("wrap", [list, tuple, dict.fromkeys, Pair])
-    def test_described(self, cuda, wrap):
+    def test_described(self, cuda, hold, wrap):
         """
         A tensor of a device is described, wherever it is, and not read.
         """
-        for text in (values.value_text, values.pretty_text):
-            found = text(wrap([Tensor("cuda")]))
 
+        def work():
+            value = wrap([Tensor("cuda")])
+            set_trace()
+            return value
+
+        for found in hold(work).says("p value", "pp value", "c")[:2]:
             assert "<Tensor on " in found
             assert "shape (2, 3), float32, not copied" in found
 
-    def test_on_the_host(self, cuda):
+    @pytest.mark.parametrize(
+        ("value", "shown"),
+        [
+            ([Tensor("cpu"), 3], "[tensor(1.), 3]"),
+            ({"b": 1, "a": SimpleNamespace(a=1)}, "{'b': 1, 'a': namespace("),
+            (Tensor("cuda"), "*** RuntimeError: this waits for the device"),
+            ("x" * 60_000, f"'{'x' * 1000}"),
+        ],
+        ids=["host", "plain", "device", "long"],
+    )
+    def test_copied(self, cuda, folder, value, shown):
         """
-        What is here is shown as it is.
+        What is on the host is shown as it is, what is on a device if that is
+        asked for, and nothing at any length.
         """
-        assert "[tensor(1.), 3]" == values.value_text([Tensor("cpu"), 3])
-        assert "namespace(a=1)" == values.value_text(SimpleNamespace(a=1))
+        with connect(folder) as client:
+            (output,) = client.eval(None, "value", copy=True).outputs
 
-    def test_asked(self, cuda):
-        """
-        Who asks for it has it read.
-        """
-        with pytest.raises(RuntimeError, match="waits"):
-            values.value_text(Tensor("cuda"), copy=True)
-
-    def test_without_torch(self, monkeypatch):
-        """
-        Without a device, values look as always, but are cut.
-        """
-        monkeypatch.setitem(sys.modules, "torch", None)
-
-        assert "{'b': 1, 'a': 2}" == values.value_text({"b": 1, "a": 2})
-        assert values.value_text("x" * 60_000).endswith("x…")
+        assert output.shown.startswith(shown)
+        assert len(output.text) < 60_000
 
 
 class Bad:
@@ -1650,12 +1283,12 @@ class Bad:
 
 class TestForgotten:
     """
-    What nobody answers, or nobody meant to be held.
+    What no client answers, or was not meant to be held.
     """
 
     def test_passed_until_somebody_asks(self, folder, caplog):
         """
-        A line at which nobody asked anything holds again when somebody does.
+        A line that held without a request is passed until there is one.
         """
 
         def turn():
@@ -1705,17 +1338,54 @@ class TestForgotten:
 
         assert 2 == len(turns)
 
-    def test_found_with_its_place(self, folder):
+
+class TestStop:
+    """
+    What waits in a rank, where the tracer that measures coverage sees it.
+    """
+
+    def test_nobody_asks(self, folder, caplog):
         """
-        A stop cannot be found before it is known where it is.
+        A stop cannot be found before it is known where it is, and ends.
         """
-        stop = stops.open_stop("breakpoint", 1000)
+        stop = stops.open_stop("breakpoint", 0.01, "header")
+
         before = stops.open_stops()
         stop.arrive(sys._getframe())
         after = stops.open_stops()
+        line = stop.read()
+        stop.write("x" * 70_000)
         stop.close()
 
-        assert ([], [stop]) == (before, after)
+        assert ([], [stop], "") == (before, after, line)
+        assert "nobody asked this rank for 0 s" in caplog.text
+        assert stop.text().startswith("header\nthe time limit")
+        assert 60_000 < len(stop.text()) < 60_010
+
+    def test_asked(self, folder):
+        """
+        A stop takes one line at a time, until it is released.
+        """
+        stop = stops.open_stop("breakpoint", 1e300)
+        stop.arrive(sys._getframe())
+        lines = []
+        reader = threading.Thread(
+            target=lambda: lines.extend(iter(stop.read, ""))
+        )
+
+        busy = stops.give_line([stop.key], "early", 0.0)
+        reader.start()
+        while "stopped" != stop.state:
+            time.sleep(0.001)
+        given = stops.give_line([stop.key, "gone"], "p 1", 0.0)
+        stop.release()
+        reader.join(PATIENCE_S)
+        stop.close()
+
+        assert "busy" in busy[stop.key]["error"]
+        assert "output" in given[stop.key]
+        assert "not stopped any more" in given["gone"]["error"]
+        assert ["p 1\n"] == lines
 
 
 class TestLooking:
@@ -1769,25 +1439,19 @@ class TestLooking:
         held.says("c")
         assert 11 == held.end()
 
-    def test_left_behind(self, monkeypatch):
+    def test_left_behind(self, folder):
         """
         Evaluations that never end are not started for ever.
         """
-        monkeypatch.setattr(looking, "_running", {1, 2, 3, 4})
+        event = threading.Event()
 
-        with pytest.raises(RuntimeError, match="4 evaluations"):
-            looking.evaluate("1", seconds=1)
+        with connect(folder) as client:
+            for _ in range(4):
+                client.eval(None, "event.wait(30)", wait_s=0.01)
+            answers = client.eval(None, "1")
+            event.set()
 
-    def test_only_frameworks(self):
-        """
-        Where no line is the user's own, it is the innermost one.
-        """
-        code = compile("frame = sys._getframe()", "<string>", "exec")
-        names = {"sys": sys, "__name__": "distdebug.x"}
-        exec(code, names)
-
-        assert names["frame"].f_code is not None
-        assert looking.user_frame(sys._getframe()) is sys._getframe()
+        assert "4 evaluations have not ended yet" in str(answers)
 
 
 class TestSources:
@@ -1815,7 +1479,7 @@ class TestSources:
         yield path, functools.partial(names["endpoint"], set_trace)
         linecache.cache.pop(str(path), None)
 
-    def test_lent(self, hold, endpoint):
+    def test_lent(self, hold, endpoint, raw):
         """
         The source is shown, and breakpoints work, once a client has sent it.
         """
@@ -1823,19 +1487,18 @@ class TestSources:
         held = hold(function)
         held.session()
         without = held.says("l", "where")
-        path.write_text(self.SOURCE)
-        text = path.read_text()
-        path.unlink()
+
+        def lend(text):
+            return raw.asked(arm(), op="source", file=str(path), text=text)
 
         assert "value += 1" not in "".join(without)
-        thread_runs = sources.missing_files()
-        assert str(path) in thread_runs
-        assert "not where endpoint begins" in sources.take_source(
-            str(path), "\n\n" + text
+        assert [str(path)] == raw.asked(arm(), op="list")["missing"]
+        assert (
+            "not where endpoint begins" in lend(f"\n\n{self.SOURCE}")["error"]
         )
-        assert "begins" in sources.take_source(str(path), "")
-        assert "" == sources.take_source(str(path), text)
-        assert "misses" in sources.take_source(str(path), text)
+        assert "begins" in lend("")["error"]
+        assert "thank you" == lend(self.SOURCE)["output"]
+        assert "misses" in lend(self.SOURCE)["error"]
 
         said = held.says("l", f"b {path}:6", "n")
 
@@ -1846,43 +1509,3 @@ class TestSources:
         assert "-> return value * 2" in held.session().last().text
         held.client.resume()
         assert 42 == held.end()
-
-    def test_fetched(self, hold, endpoint, monkeypatch):
-        """
-        A client that has the file sends it by itself.
-        """
-        path, function = endpoint
-        monkeypatch.setattr(
-            lending,
-            "read_ordinary",
-            lambda file, most: (
-                self.SOURCE.encode() if file == str(path) else b""
-            ),
-        )
-        held = hold(function)
-
-        held.session()
-
-        assert "-> value += 1" in held.says("n")[0]
-        held.says("c")
-
-    def test_not_lent(self):
-        """
-        Nothing else is sent, and nothing to the job of another user.
-        """
-        mine = os.geteuid()
-
-        def lend(files, uid=mine):
-            return list(lending.sources_to_lend(uid, files))
-
-        assert [] == lend(["/etc/passwd", 3, "/missing.py", "/dev/zero"])
-        assert [] == lend("/etc/passwd")
-        assert 1 == len(lend([__file__]))
-        assert [] == lend([__file__], mine + 1)
-
-    def test_what_was_typed(self):
-        """
-        What has no file is not looked for.
-        """
-        assert not sources.is_source_missing("<stdin>")
-        assert not sources.is_source_missing(__file__)

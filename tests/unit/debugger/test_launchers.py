@@ -1,37 +1,61 @@
 """
-How Ray and Monarch are told of us, without either; and who was not prepared.
+How Ray and Monarch are prepared, without either; and processes that were not
+prepared.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
+import subprocess
 import sys
-import threading
 
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from distdebug.debugger import arm_process, how_to_arm, unarmed_workers
+from distdebug.debugger import (
+    arm,
+    arm_process,
+    how_to_arm,
+    monarch_setup,
+    ray_debugger_env,
+    ray_debugger_setup,
+    set_trace,
+    unarmed_workers,
+)
 from distdebug.debugger.client import unprepared
-from distdebug.debugger.inside import crashes, labels
-from distdebug.debugger.inside.labels import describe_process, label_by
-from distdebug.debugger.launchers import caught, on_monarch, on_ray
+from distdebug.debugger.inside import crashes
+from distdebug.debugger.launchers import on_monarch, on_ray
 from distdebug.errors import DebuggerError
 from distdebug.processes import Worker
 
 
 @pytest.fixture(autouse=True)
-def _own_settings(monkeypatch):
+def folder(folder, monkeypatch):
     """
-    Nothing of this process is known, and nothing stays as it was set.
+    The folder of all jobs, and of the one that this process is part of.
     """
-    for name in ("DISTDEBUG", "DISTDEBUG_DIR", "RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(labels, "_own", {})
-    monkeypatch.setattr(labels, "_launcher", [])
     monkeypatch.setattr(sys, "breakpointhook", sys.breakpointhook)
+    # It is at a fixed place, where jobs of the user may listen.
+    for module in (on_ray, on_monarch, unprepared):
+        monkeypatch.setattr(module, "base_folder", lambda: folder)
+    return folder
+
+
+@pytest.fixture
+def described(folder, raw):
+    """
+    What this process says of itself where it listens.
+    """
+
+    def ask():
+        (path,) = folder.glob("*.sock")
+        return raw.asked(path, op="list")["process"]
+
+    return ask
 
 
 def module(name, **content):
@@ -43,43 +67,18 @@ def module(name, **content):
     return found
 
 
-class TestLabels:
+def failing(examine):
     """
-    A launcher says how a process is addressed.
+    What calls this for an exception that was caught.
     """
 
-    def test_told(self):
-        """
-        What it says is used, and written so that it can be typed.
-        """
-        label_by(lambda: {"group": "my actor!", "rank": 3, "coords": {"x": 1}})
+    def run():
+        try:
+            int("x")
+        except ValueError:
+            examine()
 
-        found = describe_process()
-
-        assert ("my-actor-", 3, {"x": 1}) == (
-            found["group"],
-            found["rank"],
-            found["coords"],
-        )
-
-    def test_own_first(self, monkeypatch):
-        """
-        What the program itself says comes first.
-        """
-        monkeypatch.setattr(labels, "_own", {"rank": 7})
-        label_by(lambda: {"group": "", "rank": 3})
-
-        found = describe_process()
-
-        assert ("job", 7) == (found["group"], found["rank"])
-
-    def test_broken(self):
-        """
-        A launcher that fails is not asked; the process is known all the same.
-        """
-        label_by(lambda: {}["none"])
-
-        assert "job" == describe_process()["group"]
+    return run
 
 
 class Trainer:
@@ -133,67 +132,57 @@ def ray(monkeypatch):
     return found.fake
 
 
-@pytest.fixture
-def armed(monkeypatch):
-    """
-    How this process was armed, if it was.
-    """
-    calls = []
-    for launcher in (on_ray, on_monarch):
-        monkeypatch.setattr(launcher, "arm", lambda **kw: calls.append(kw))
-    return calls
-
-
 class TestRay:
     """
     A worker of Ray.
     """
 
     @pytest.mark.parametrize(
-        ("content", "name", "expected"),
+        ("actor", "context", "expected"),
         [
-            ({}, None, {"group": "Trainer"}),
-            ({"rank": 5}, None, {"group": "Trainer", "rank": 5}),
-            ({"rank": "odd"}, "policy_3", {"group": "policy", "rank": 3}),
-            ({"rank": 5}, "policy-0:3", {"group": "policy-0", "rank": 5}),
-            ({}, "17", {"group": "Trainer", "rank": 17}),
-            ({}, "judge", {"group": "judge"}),
+            (Trainer(), {}, ("Trainer", None)),
+            (Trainer(rank=5), {}, ("Trainer", 5)),
+            (Trainer(rank="odd"), {"name": "policy_3"}, ("policy", 3)),
+            (Trainer(rank=5), {"name": "policy-0:3"}, ("policy-0", 5)),
+            (Trainer(), {"name": "17"}, ("Trainer", 17)),
+            (Trainer(), {"name": "judge"}, ("judge", None)),
+            (Trainer(), {"name": "my actor!"}, ("my-actor-", None)),
+            (None, {"task": "train.prepare"}, ("prepare", None)),
+            (None, {}, ("idle", None)),
+            (None, {"get_task_function_name": None}, ("job", None)),
         ],
-        ids=["class", "attribute", "name", "both", "number", "no number"],
     )
-    def test_actor(self, ray, content, name, expected):
+    def test_labels(self, ray, described, actor, context, expected):
         """
-        An actor is addressed by its name or class, and its rank.
+        An actor is addressed by its name or class, and its rank, written so
+        that it can be typed; a worker without one by its task. A Ray that
+        fails is not asked.
         """
-        ray.worker.actors["a1"] = Trainer(**content)
-        ray.context.name = name
+        if actor:
+            ray.worker.actors["a1"] = actor
+        vars(ray.context).update(context)
 
-        assert expected == on_ray.ray_labels()
+        ray_debugger_setup()
 
-    def test_rank_of_the_job(self, ray, monkeypatch):
+        assert expected == (described()["group"], described()["rank"])
+
+    @pytest.mark.parametrize("by", ["environment", "program"])
+    def test_rank_of_the_job(self, ray, described, monkeypatch, by):
         """
-        The rank that the environment tells is not replaced.
+        The rank of the environment or of the program is not replaced.
         """
-        monkeypatch.setenv("RANK", "2")
         ray.worker.actors["a1"] = Trainer(rank=5)
+        if by == "environment":
+            monkeypatch.setenv("RANK", "2")
+        else:
+            arm(labels={"rank": 2})
 
-        assert {"group": "Trainer"} == on_ray.ray_labels()
+        ray_debugger_setup()
 
-    @pytest.mark.parametrize(
-        ("task", "group"),
-        [("train.prepare", "prepare"), (None, "idle")],
-        ids=["task", "idle"],
-    )
-    def test_task(self, ray, task, group):
-        """
-        A worker without an actor is its task.
-        """
-        ray.context.task = task
-
-        assert {"group": group} == on_ray.ray_labels()
+        assert ("Trainer", 2) == (described()["group"], described()["rank"])
 
     @pytest.mark.parametrize("is_connected", [False, True])
-    def test_too_early(self, ray, is_connected):
+    def test_too_early(self, ray, described, is_connected):
         """
         Before a worker has a job, Ray is not asked: it would abort.
         """
@@ -202,57 +191,67 @@ class TestRay:
         if not is_connected:
             del ray.worker.core_worker
 
-        assert {"group": "idle"} == on_ray.ray_labels()
+        ray_debugger_setup()
 
-    def test_set_up(self, ray, armed, monkeypatch):
+        assert "idle" == described()["group"]
+
+    def test_set_up(self, ray, folder, monkeypatch):
         """
-        A worker is armed in a folder of its job, and its crashes are ours.
+        A worker is armed in a folder of its job, and its breakpoints are ours.
         """
-        monkeypatch.setenv("RAY_DEBUG_POST_MORTEM", "1")
-        asked = []
-        monkeypatch.setattr(
-            on_ray, "examine_caught", lambda *, always: asked.append(always)
-        )
+        monkeypatch.delenv("DISTDEBUG_DIR")
 
-        on_ray.ray_debugger_setup()
-        ray.rpdb._post_mortem()
+        ray_debugger_setup()
 
-        assert [{"breakpoints": True}] == [
-            {k: v for k, v in call.items() if k != "dir"} for call in armed
-        ]
-        assert "ray-01000000-4567" == Path(armed[0]["dir"]).name
+        (path,) = folder.glob("*/*.sock")
+        assert "ray-01000000-4567" == path.parent.name
+        assert set_trace is sys.breakpointhook
+
+    @pytest.mark.parametrize(
+        ("wanted", "is_debugged"),
+        [("0", False), ("1", False), ("0", True)],
+        ids=["not wanted", "wanted", "after a breakpoint"],
+    )
+    def test_crash(self, ray, hold, monkeypatch, wanted, is_debugged):
+        """
+        What Ray catches is examined by us, if that was wanted, or the process
+        is debugged.
+        """
+        monkeypatch.setenv("RAY_DEBUG_POST_MORTEM", wanted)
+        hooks = [sys.excepthook] * is_debugged
+        monkeypatch.setattr(crashes, "_hooks", hooks)
+
+        ray_debugger_setup()
+        held = hold(failing(ray.rpdb._post_mortem))
+        if is_debugged or wanted == "1":
+            assert "post mortem" == held.session().session.reason
+            held.says("c")
+
+        held.end()
         assert ray.rpdb._is_ray_debugger_post_mortem_enabled()
-        assert [True] == asked
 
-    def test_chosen_folder(self, ray, armed, monkeypatch):
-        """
-        The folder that the user chose is taken.
-        """
-        monkeypatch.setenv("DISTDEBUG_DIR", "/chosen")
-
-        on_ray.ray_debugger_setup()
-
-        assert ["/chosen"] == [call["dir"] for call in armed]
-
-    def test_off(self, armed, monkeypatch):
+    def test_off(self, folder, monkeypatch):
         """
         A worker that shall not be debugged is left alone.
         """
         monkeypatch.setenv("DISTDEBUG", "0")
+        before = sys.breakpointhook
 
-        on_ray.ray_debugger_setup()
-        on_monarch.monarch_setup()
+        ray_debugger_setup()
+        monarch_setup()
 
-        assert [] == armed
+        assert [] == list(folder.iterdir())
+        assert before is sys.breakpointhook
 
     def test_environment(self, monkeypatch):
         """
         A runtime environment keeps what is in it, and gets what we need.
         """
+        monkeypatch.delenv("DISTDEBUG_DIR")
         monkeypatch.setenv("DISTDEBUG_LIMIT", "60")
         own = {"pip": ["x"], "env_vars": {"A": "1"}}
 
-        found = on_ray.ray_debugger_env(own)
+        found = ray_debugger_env(own)
 
         assert {
             "pip": ["x"],
@@ -260,14 +259,14 @@ class TestRay:
             "worker_process_setup_hook": "distdebug.ray_debugger_setup",
         } == found
         assert {"A": "1"} == own["env_vars"]
-        assert "mine" == on_ray.ray_debugger_env(
+        assert "mine" == ray_debugger_env(
             {"worker_process_setup_hook": "mine"}
         ).get("worker_process_setup_hook")
 
 
 class Place(dict):
     """
-    A place in a mesh, as Monarch tells it.
+    A place in a mesh, as Monarch gives it.
     """
 
     def __init__(self, rank, **coords):
@@ -309,23 +308,14 @@ def monarch(monkeypatch):
     mesh = module(
         "monarch._src.actor.actor_mesh", _Actor=Actor, _context=current
     )
-    names = "monarch", "monarch._src", "monarch._src.actor"
-    for name in names:
+    for name in ("monarch", "monarch._src", "monarch._src.actor"):
         monkeypatch.setitem(sys.modules, name, module(name))
     monkeypatch.setitem(sys.modules, mesh.__name__, mesh)
     sys.modules["monarch._src.actor"].actor_mesh = mesh
+    # What it knows of Monarch is for the life of a program.
     for name in ("_handled", "_latest", "_replaced", "_wanted"):
         kind = type(getattr(on_monarch, name))
         monkeypatch.setattr(on_monarch, name, kind())
-    monkeypatch.setattr(
-        on_monarch, "release_thread", lambda: notes.append("released")
-    )
-    monkeypatch.setattr(
-        on_monarch,
-        "examine_caught",
-        lambda *, always: notes.append(("examined", always)),
-    )
-    on_monarch._has_stopped.set(False)
     return SimpleNamespace(Actor=Actor, current=current, notes=notes)
 
 
@@ -344,161 +334,143 @@ class TestMonarch:
         ],
         ids=["mesh", "slice", "flat", "renamed"],
     )
-    def test_labels(self, monarch, there, own, expected):
+    def test_labels(self, monarch, described, there, own, expected):
         """
-        A view is told as it is, and a slice as in its mesh.
+        A view has its own labels, and a slice those of its mesh.
         """
         monarch.current.get = lambda: message(there, own)
 
-        found = on_monarch._labels()
+        monarch_setup()
 
+        found = described()
         assert ("trainer", *expected) == (
             found["group"],
             found["rank"],
             found["coords"],
         )
 
-    def test_endpoint(self, monarch, armed, monkeypatch):
+    def test_endpoint(self, monarch, hold, folder, monkeypatch):
         """
-        What was stopped ends with its endpoint, and nothing else does.
+        A stop ends with its endpoint, and Monarch's own method is called.
         """
         monkeypatch.setenv("HYPERACTOR_EXECUTION_ID", "me_Nov-22_06:14_1")
-        on_monarch.monarch_setup()
-        on_monarch.monarch_setup()
+        monkeypatch.delenv("DISTDEBUG_DIR")
+        monarch_setup()
+        monarch_setup()
         actor = monarch.Actor()
 
-        actor._prepare(message(Place(0, dp=0)), "method")
-        actor._maybe_exit_debugger()
-        describe_process()
-        actor._maybe_exit_debugger(do_continue=False)
-        actor._prepare(message(Place(0, dp=0)), "next")
-        actor._maybe_exit_debugger()
+        def endpoint():
+            actor._prepare(message(Place(0, dp=0)), "method")
+            set_trace()
+            actor._maybe_exit_debugger(do_continue=False)
+            return repr(sys.gettrace())
 
-        assert [
-            ("prepare", "method"),
-            ("leave", True),
-            "released",
-            ("leave", False),
-            ("prepare", "next"),
-            ("leave", True),
-        ] == monarch.notes
-        assert "monarch-me-Nov-22-06-14-1" == Path(armed[0]["dir"]).name
+        (path,) = folder.glob("*/*.sock")
+        monkeypatch.setenv("DISTDEBUG_DIR", str(path.parent))
+        held = hold(endpoint, path.parent)
+        session = held.session()
+        while "ended" != session.send("n").state:
+            pass
 
-    def test_threads(self, monarch, armed):
-        """
-        A thread of its own belongs to the message that came last.
-        """
-        on_monarch.monarch_setup()
-        monarch.Actor()._prepare(message(Place(3, dp=1, tp=1)))
-        found = []
-
-        thread = threading.Thread(
-            target=lambda: found.append(describe_process())
-        )
-        thread.start()
-        thread.join()
-
-        assert [("trainer", 3)] == [(d["group"], d["rank"]) for d in found]
+        assert "Prompt" not in held.end()
+        assert [("prepare", "method"), ("leave", False)] == monarch.notes
+        assert "monarch-me-Nov-22-06-14-1" == path.parent.name
 
     @pytest.mark.parametrize("ends", ["succeeds", "fails", "goes on"])
-    def test_threads_of_several(self, monarch, armed, ends):
+    def test_threads(self, monarch, described, ends):
         """
-        A thread does not belong to a later message that is done already.
+        A thread of its own belongs to the message that came last, unless that
+        is done already.
         """
-        on_monarch.monarch_setup()
+        monarch_setup()
         first, second = monarch.Actor(), monarch.Actor()
         first._prepare(message(Place(3, dp=1, tp=1)))
+        before = described()
         second._prepare(message(Place(1, dp=0, tp=1)))
         if ends == "succeeds":
             second._maybe_exit_debugger()
         elif ends == "fails":
             second._post_mortem_debug(None)
 
-        found = on_monarch._labels()["rank"]
-
-        assert (1 if ends == "goes on" else 3) == found
+        assert ("trainer", 3) == (before["group"], before["rank"])
+        assert (1 if ends == "goes on" else 3) == described()["rank"]
 
     @pytest.mark.parametrize("wanted", [True, False])
-    def test_failure(self, monarch, armed, wanted):
+    def test_failure(self, monarch, hold, monkeypatch, wanted):
         """
         An endpoint that fails is looked at by us, not by Monarch.
         """
-        on_monarch.monarch_setup(post_mortem=wanted)
+        monkeypatch.setattr(crashes, "_hooks", [])
+        monarch_setup(post_mortem=wanted)
         actor = monarch.Actor()
+        actor._prepare(message(Place(0, dp=0)))
 
-        actor._post_mortem_debug(None)
-        on_monarch._has_stopped.set(True)
-        actor._post_mortem_debug(None)
+        held = hold(failing(lambda: actor._post_mortem_debug(None)))
+        if wanted:
+            assert "ValueError" in held.session().last().text
+            held.says("c")
 
-        assert [
-            ("examined", wanted),
-            ("examined", wanted),
-            "released",
-        ] == monarch.notes
+        held.end()
+        assert [("prepare",)] == monarch.notes
 
-    def test_unknown_version(self, monarch, armed, caplog):
+    def test_unknown_version(self, monarch, described, caplog):
         """
         A Monarch of another kind is debugged as far as it goes.
         """
         del monarch.Actor._maybe_exit_debugger
 
-        on_monarch.monarch_setup()
+        monarch_setup()
 
         assert "_maybe_exit_debugger" in caplog.text
-        assert 1 == len(armed)
+        assert os.getpid() == described()["pid"]
 
 
-class TestCaught:
+@pytest.fixture
+def python(tmp_path):
     """
-    What a launcher catches.
+    Starts what looks like a Python of this version; gives its process.
     """
+    with contextlib.ExitStack() as stack:
 
-    @pytest.mark.parametrize(
-        ("always", "hooks", "expected"),
-        [(False, [], 0), (True, [], 1), (False, [1], 1)],
-        ids=["not wanted", "wanted", "after a breakpoint"],
-    )
-    def test_examined(self, monkeypatch, always, hooks, expected):
-        """
-        It is examined if it was wanted, or the process is debugged.
-        """
-        seen = []
-        monkeypatch.setattr(crashes, "_hooks", hooks)
-        monkeypatch.setattr(
-            crashes, "_examine", lambda error, limit: seen.append(error)
-        )
+        def start(version):
+            path = tmp_path / f"python{version}"
+            shutil.copy("/bin/sleep", path)
+            process = subprocess.Popen(["sleep", "60"], executable=path)
+            stack.callback(process.wait)
+            stack.callback(process.kill)
+            return process
 
-        try:
-            int("x")
-        except ValueError:
-            caught.examine_caught(always=always)
+        yield start
 
-        assert expected == len(seen)
+
+@pytest.fixture
+def ask(monkeypatch):
+    """
+    Decide what happens when a process is given a script.
+    """
+    monkeypatch.delenv("PYTHON_DISABLE_REMOTE_DEBUG", raising=False)
+
+    def decide(told=None, status=0, does=lambda _: None):
+        def run(argv, *, timeout_s):
+            script = Path(argv[-1])
+            if told is not None:
+                script.with_suffix(".reply").write_text(told)
+            does(script)
+            return SimpleNamespace(
+                status=status, complaint="Trace\nNo: \x1b[1m"
+            )
+
+        monkeypatch.setattr(unprepared, "run_tool", run)
+
+    return decide
 
 
 def worker(pid, **others):
     """
     A rank of this node.
     """
-    plain = {
-        "start_ticks": 1,
-        "parent_pid": 1,
-        "uid": os.geteuid(),
-        "title": "python train.py",
-        "framework": "torchrun",
-    }
-    return Worker(pid=pid, **{**plain, **others})
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """
-    Where scripts are left for processes; this one runs the newest Python.
-    """
-    monkeypatch.delenv("PYTHON_DISABLE_REMOTE_DEBUG", raising=False)
-    monkeypatch.setattr(unprepared, "base_folder", lambda: tmp_path)
-    monkeypatch.setattr(unprepared, "_version", lambda pid: (3, 14))
-    return tmp_path / "arming"
+    plain = {"start_ticks": 1, "parent_pid": 1, "uid": 0, "title": ""}
+    return Worker(pid=pid, **{**plain, "framework": "torchrun", **others})
 
 
 class TestUnprepared:
@@ -506,233 +478,188 @@ class TestUnprepared:
     A process that was started without us.
     """
 
-    def test_found(self, monkeypatch):
+    def test_found(self, workers):
         """
         Only ranks of ours of the same job are offered that do not listen yet.
         """
-        found = [
-            worker(1, rank=0, job="a"),
-            worker(2, rank=1, job="a"),
-            worker(3, role="launcher", job="a"),
-            worker(4, uid=os.geteuid() + 1, job="a"),
-            worker(5, rank=1, job="b"),
-            worker(6),
-        ]
-        monkeypatch.setattr(unprepared, "find_workers", lambda **_: found)
+        workers(
+            {"pid": 1, "rank": 0, "job": "a"},
+            {"pid": 2, "rank": 1, "job": "a"},
+            {"pid": 3, "role": "launcher", "job": "a"},
+            {"pid": 4, "uid": os.geteuid() + 1, "job": "a"},
+            {"pid": 5, "rank": 1, "job": "b"},
+            {"pid": 6},
+        )
 
         assert [2] == [w.pid for w in unarmed_workers([1])]
         assert [] == [w.pid for w in unarmed_workers([6, 7])]
 
-    def test_found_first(self, monkeypatch):
+    def test_found_first(self, workers):
         """
-        If nobody listens, ranks of all jobs are offered, and no other program.
+        If no rank listens, ranks of all jobs are offered, and no other
+        program.
         """
-        found = [
-            worker(1, rank=0, job="a"),
-            worker(2, framework="other"),
-            worker(3, framework="ray", title="ray::Trainer.fit"),
-            worker(4, framework="ray", title="ray::RuntimeEnvAgent"),
-            worker(5, framework="ray", title="ray::IDLE"),
-        ]
-        monkeypatch.setattr(unprepared, "find_workers", lambda **_: found)
+        workers(
+            {"pid": 1, "rank": 0, "job": "a"},
+            {"pid": 2, "framework": "other"},
+            {"pid": 3, "framework": "ray", "title": "ray::Trainer.fit"},
+            {"pid": 4, "framework": "ray", "title": "ray::RuntimeEnvAgent"},
+            {"pid": 5, "framework": "ray", "title": "ray::IDLE"},
+        )
 
         assert [1, 3] == [w.pid for w in unarmed_workers([])]
 
-    def test_several_jobs(self, monkeypatch):
+    @pytest.mark.process
+    def test_offered(self, python):
         """
-        Each job has a line of its own.
+        Each job has a line of its own with what can be done for its ranks: to
+        arm them, or to see their stacks.
         """
-        monkeypatch.setattr(unprepared, "_version", lambda _: (3, 14))
+        new, old = python("3.14").pid, python("3.11").pid
+        found = [worker(new, rank=rank, job="a:1") for rank in (1, 2)]
+        found += [worker(old, rank=4, job="a:1"), worker(1 << 23, job="a:1")]
+        found += [worker(new, rank=0, job="b")]
+        many = [worker(old) for _ in range(10)]
 
-        lines = how_to_arm([worker(1, rank=0, job=job) for job in "ab"])
-
-        assert "rank 0 of job a;" in lines[0]
-        assert "rank 0 of job b;" in lines[1]
-
-    def test_offered(self, monkeypatch):
-        """
-        It is told who can be armed, and what else there is for the others.
-        """
-
-        def version(pid):
-            if pid == 3:
-                raise FileNotFoundError
-            return (3, 14) if pid < 3 else (3, 11)
-
-        monkeypatch.setattr(unprepared, "_version", version)
-        found = [worker(pid, rank=pid, job="a:1") for pid in range(1, 5)]
-        many = [worker(pid) for pid in range(10, 20)]
-
-        can, cannot = how_to_arm(found)
+        can, cannot, other = how_to_arm(found)
         (several,) = how_to_arm(many)
-        some = how_to_arm(found[:1])
 
         assert can.endswith(
             "ranks 1-2 of job a:1; to arm it as it runs: "
-            "python -m distdebug dbg --arm 1 --arm 2"
+            f"python -m distdebug dbg --arm {new} --arm {new}"
         )
-        assert 1 == len(some)
         assert "rank 4 of job a:1, and Python lets nobody in" in cannot
-        assert cannot.endswith("python -m distdebug stacks --pid 4")
+        assert cannot.endswith(f"python -m distdebug stacks --pid {old}")
+        assert "rank 0 of job b;" in other
         assert "workers, and" in several
-        assert several.endswith("--pid 17 …")
+        assert several.endswith(f"stacks{f' --pid {old}' * 8} …")
         assert () == how_to_arm([])
 
-    def said(self, monkeypatch, folder, told, status=0):
+    def test_this_python(self):
         """
-        Let the process answer to the script that it is given.
+        This Python is known by its files.
         """
+        (line,) = how_to_arm([worker(os.getpid())])
 
-        def run(argv, *, timeout_s):
-            script = Path(argv[-1])
-            assert script.parent == folder
-            if told is not None:
-                script.with_suffix(".reply").write_text(told)
-            return SimpleNamespace(
-                status=status, complaint="Trace\nNo: \x1b[1m"
+        is_new = sys.version_info >= (3, 14)
+        assert is_new == ("to arm it as it runs" in line)
+
+    @pytest.mark.process
+    def test_armed(self, python, ask, folder):
+        """
+        The script arms the process that runs it, and nothing is left behind.
+        """
+        process = python("3.14")
+        program = (
+            "import os, sys\n"
+            "exec(open(sys.argv[1]).read())\n"
+            "print(os.path.exists(sys.argv[1]), 'arm_this_process' in dir())"
+        )
+
+        def run(script):
+            got = subprocess.run(
+                [sys.executable, "-c", program, script],
+                check=True,
+                capture_output=True,
+                text=True,
             )
+            printed.append(got.stdout)
 
-        monkeypatch.setattr(unprepared, "run_tool", run)
+        printed = []
+        ask(does=run)
+        (folder / "arming").mkdir(mode=0o700)
+        (folder / "arming" / "0.old.py").write_text("")
 
-    def test_armed(self, folder, monkeypatch):
-        """
-        It is told where the process listens, and nothing is left behind.
-        """
-        self.said(monkeypatch, folder, "at /s/x.sock")
-        folder.mkdir(mode=0o700)
-        (folder / "0.old.py").write_text("")
+        armed = arm_process(process.pid)
 
-        armed = arm_process(os.getpid())
+        assert process.pid == armed.pid
+        assert str(armed).startswith(
+            f"process {process.pid} listens at {folder / 'x.'}"
+        )
+        assert ["False False\n"] == printed
+        assert [] == list((folder / "arming").iterdir())
 
-        assert f"process {os.getpid()} listens at /s/x.sock" == str(armed)
-        assert [".py"] == [path.suffix for path in folder.iterdir()]
-
-    def test_script(self, folder, monkeypatch):
-        """
-        The script arms who runs it, and removes itself.
-        """
-        script = folder.parent / "7.py"
-        script.write_text(unprepared._script(script))
-        names = {}
-        monkeypatch.setattr("distdebug.debugger.arm", lambda **_: "/s")
-
-        exec(script.read_text(), names)
-
-        assert "at /s" == script.with_suffix(".reply").read_text()
-        assert not script.exists()
-        assert "arm_this_process" not in names
-
+    @pytest.mark.process
     @pytest.mark.parametrize(
         ("told", "status", "message"),
         [
             ("no: it is off", 0, "was not armed: it is off"),
             ("no: it is off", 1, "lets nobody in: No:"),
             (None, 0, "came to no line of Python for 0 s"),
+            (None, None, "has ended"),
         ],
-        ids=["off", "refused", "native"],
+        ids=["off", "refused", "native", "gone"],
     )
-    def test_refused(self, folder, monkeypatch, told, status, message):
+    def test_refused(self, python, ask, told, status, message):
         """
-        It is told why a process was not armed.
+        The reason why a process was not armed is given.
         """
-        self.said(monkeypatch, folder, told, status)
+        process = python("3.14")
+        ends = status is None
+        ask(
+            told,
+            status or 0,
+            does=lambda _: ends and (process.kill() or process.wait()),
+        )
 
-        with pytest.raises(DebuggerError, match=message):
-            arm_process(os.getpid(), timeout_s=0.0)
+        with pytest.raises(DebuggerError, match=message) as caught:
+            arm_process(process.pid, timeout_s=5.0 if ends else 0.0)
 
-    def test_gone(self, folder, monkeypatch):
-        """
-        A process that ends meanwhile is not waited for.
-        """
-        self.said(monkeypatch, folder, None)
-        monkeypatch.setattr(unprepared, "_check", lambda pid: None)
-        monkeypatch.setattr(os, "readlink", lambda path: "/bin/python")
+        assert "\x1b" not in str(caught.value)
 
-        with pytest.raises(DebuggerError, match="has ended"):
-            arm_process(2**22 + 1)
-
-    def test_not_here(self, folder, monkeypatch):
+    @pytest.mark.process
+    def test_not_here(self, python, tmp_path):
         """
         A process whose Python cannot be run here is left alone.
         """
-
-        def run(argv, *, timeout_s):
-            raise FileNotFoundError(argv[0])
-
-        monkeypatch.setattr(unprepared, "run_tool", run)
+        process = python("3.14")
+        (tmp_path / "python3.14").unlink()
 
         with pytest.raises(DebuggerError, match="a Python that is not here"):
-            arm_process(os.getpid())
+            arm_process(process.pid)
 
+    @pytest.mark.process
     @pytest.mark.parametrize(
         ("version", "message"),
         [
-            (None, "does not seem to run Python"),
-            ((3, 13), "runs Python 3.13"),
+            ("-less", "does not seem to run Python"),
+            ("3.13", "runs Python 3.13"),
+            ("3.14", "PYTHON_DISABLE_REMOTE_DEBUG is set here"),
         ],
-        ids=["no Python", "an old one"],
+        ids=["no Python", "an old one", "forbidden"],
     )
-    def test_old(self, folder, monkeypatch, version, message):
+    def test_cannot(self, python, monkeypatch, version, message):
         """
-        A process that cannot be entered is told, and what helps.
-        """
-        monkeypatch.setattr(unprepared, "_version", lambda pid: version)
-
-        with pytest.raises(DebuggerError, match=message):
-            arm_process(os.getpid())
-
-    def test_forbidden(self, folder, monkeypatch):
-        """
-        Python's own switch is respected.
+        A process that cannot be entered is refused with the reason; Python's
+        own switch is respected.
         """
         monkeypatch.setenv("PYTHON_DISABLE_REMOTE_DEBUG", "1")
 
-        with pytest.raises(DebuggerError, match="PYTHON_DISABLE_REMOTE"):
-            arm_process(os.getpid())
+        with pytest.raises(DebuggerError, match=message):
+            arm_process(python(version).pid)
 
-    def test_not_ours(self, monkeypatch):
+    @pytest.mark.parametrize(
+        ("change", "pid", "message"),
+        [
+            ("geteuid", os.getpid(), "belongs to another user"),
+            ("readlink", os.getpid(), "belongs to another user"),
+            (None, 2**22 + 1, "there is no process"),
+        ],
+        ids=["another's", "hidden", "gone"],
+    )
+    def test_not_ours(self, monkeypatch, change, pid, message):
         """
-        The program of somebody else is never run as us.
-        """
-        monkeypatch.setattr(os, "geteuid", lambda: 2**30)
-
-        with pytest.raises(DebuggerError, match="belongs to another user"):
-            arm_process(os.getpid())
-
-    def test_no_process(self):
-        """
-        A process that is not there is told.
-        """
-        with pytest.raises(DebuggerError, match="there is no process"):
-            arm_process(2**22 + 1)
-
-    def test_hidden(self, monkeypatch):
-        """
-        A process that may not be looked at is not ours to arm.
+        The program of another user is never run as us; a process that is not
+        there is refused.
         """
 
-        def version(pid):
-            raise PermissionError
+        def hidden(path):
+            raise PermissionError(path)
 
-        monkeypatch.setattr(unprepared, "_version", version)
+        if change == "readlink":
+            monkeypatch.setattr(os, "readlink", hidden)
+        elif change:
+            monkeypatch.setattr(os, "geteuid", lambda: 2**30)
 
-        with pytest.raises(DebuggerError, match="belongs to another user"):
-            arm_process(os.getpid())
-
-    def test_version(self):
-        """
-        This Python is known by its files.
-        """
-        assert sys.version_info[:2] == unprepared._version(os.getpid())
-
-    def test_no_version(self):
-        """
-        What is no Python has none.
-        """
-        import subprocess
-
-        with subprocess.Popen(["/bin/sleep", "60"]) as process:
-            found = unprepared._version(process.pid)
-            process.kill()
-
-        assert found is None
+        with pytest.raises(DebuggerError, match=message):
+            arm_process(pid)

@@ -4,19 +4,22 @@ What ranks answer, and how it is shown and chosen.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import attrs
 import pytest
 
-from distdebug.debugger import Answers, Listing, choose
-from distdebug.debugger.client.answers import Output, merge_outputs
-from distdebug.debugger.client.choosing import choose_session
-from distdebug.debugger.client.model import (
+from distdebug.debugger import (
+    Answers,
+    DebugClient,
+    Listing,
+    Output,
     Process,
     Session,
     Silent,
-    plain_text,
+    choose,
+    connect,
 )
-from distdebug.debugger.client.reading import process_of, read_output
 from distdebug.errors import DebuggerError
 
 
@@ -51,32 +54,56 @@ def process(rank, *, group="job", coords=None, threads=(), pid=None):
     )
 
 
-def output(rank, text, **others):
+def said(rank, text, **others):
     """
     What one rank said.
     """
     return Output(**{"group": "job", "rank": rank, "text": text, **others})
 
 
+def attach(listing, rank=None, **others):
+    """
+    The thread of one of these ranks that is attached to.
+    """
+    ranks = SimpleNamespace(listing=lambda: listing)
+    return DebugClient(ranks).attach(rank, **others)
+
+
+@pytest.fixture
+def answers(socket_folder, answering_rank):
+    """
+    What a client makes of a rank that answers this: who it is, and what it
+    says if it is asked for a stack.
+    """
+
+    def ask(answer):
+        rank = answering_rank(socket_folder, 0)
+        rank.answer = lambda _: answer
+        with connect() as client:
+            listing = client.list()
+            return listing, client.stack().outputs[0]
+
+    return ask
+
+
 def test_the_odd_one_first():
     """
     Equal outputs are merged, and those of few ranks come first.
     """
-    outputs = [output(r, "nan\n" if r == 2 else "1.5\n") for r in range(4)]
+    outputs = [said(r, "nan\n" if r == 2 else "1.5\n") for r in range(4)]
 
-    assert (("2", "nan"), ("0-1,3", "1.5")) == merge_outputs(outputs)
     assert "[2] nan\n[0-1,3] 1.5" == str(Answers(outputs=tuple(outputs)))
 
 
 def test_shown_in_full():
     """
-    Groups, threads, states, and errors are told where they matter.
+    Groups, threads, states, and errors are shown where they matter.
     """
     answers = Answers(
         outputs=(
-            output(0, "a\nb", state="ended"),
-            output(0, "x", name="loader", state="running", group="eval"),
-            output(1, "no such name", is_error=True, state="ended"),
+            said(0, "a\nb", state="ended"),
+            said(0, "x", name="loader", state="running", group="eval"),
+            said(1, "no such name", is_error=True, state="ended"),
         ),
         not_stopped=tuple(process(rank) for rank in range(5, 15)),
         silent=(Silent(host="", pid=77),),
@@ -127,16 +154,9 @@ def test_listed():
     assert [True, False] == [p.is_stopped for p in listing]
 
 
-def test_nobody_listed():
+def test_cleaned(answers):
     """
-    An empty list says so.
-    """
-    assert "no rank listens here" == str(Listing())
-
-
-def test_cleaned():
-    """
-    A rank cannot write to the terminal of whoever asks it.
+    A rank cannot write escape sequences to the terminal of a client.
     """
     evil = "\x1b]0;title\x07\x1b[2Jred\u202e\r\n\tend\x9b1m"
     place = {"function": "\x1b[31mf", "file": evil, "line": "seven"}
@@ -144,101 +164,110 @@ def test_cleaned():
         "process": {"group": evil, "host": evil, "coords": {evil: 1}},
         "main": place,
         "stops": [{"key": "k", "thread": evil, "reason": evil, **place}, 3],
+        "output": evil,
     }
 
-    found = process_of("/s", answer)
-    said = read_output(found, {"output": evil})
+    listing, output = answers(answer)
 
-    assert "red\n\tend" == plain_text(evil) == said.text
-    shown = str(Listing(processes=(found,))) + said.shown
+    (found,) = listing.processes
+    assert "red\n\tend" == output.text
+    shown = str(listing) + output.shown
     assert not {"\x1b", "\x07", "\x9b", "\r", "\u202e"} & set(shown)
     assert 0 == found.line
     assert "f" == found.function
     assert {"red   end": 1} == found.coords
 
 
-def test_answers_of_anything():
+@pytest.mark.parametrize(
+    "threads", [None, "none", [None], [{}], [{"frames": [None]}]], ids=str
+)
+def test_answers_of_anything(answers, threads):
     """
     What a broken process says is no reason to fail.
     """
-    found = process_of("/s", {"process": 3, "main": None})
+    listing, output = answers(
+        {"process": 3, "main": None, "threads": threads, "error": "bad"}
+    )
 
+    (found,) = listing.processes
     assert ("job", 0, "", {}) == (
         found.group,
         found.rank,
         found.host,
         found.coords,
     )
-    assert "" == read_output(found, {"threads": "none"}).text
-    assert read_output(found, {"error": "bad"}).is_error
+    assert output.is_error
 
 
-def test_stack():
+def frame(file, function, line=3, **more):
     """
-    A stack reads as in a traceback, the innermost line last.
+    A frame as a rank sends it.
     """
-    frames = [
-        {"function": "g", "file": "a.py", "line": 2, "code": "stop()"},
-        {"function": "f", "file": "a.py", "line": 9, "code": ""},
-    ]
-
-    said = read_output(
-        process(0), {"threads": [{"thread": "MainThread", "frames": frames}]}
-    )
-
-    assert [
-        "MainThread:",
-        "  a.py:9 in f",
-        "  a.py:2 in g",
-        "    stop()",
-    ] == said.text.split("\n")
+    return {"file": file, "function": function, "line": line, **more}
 
 
-def test_ended_lines():
+INSIDE = "/x/distdebug/debugger/inside"
+
+
+@pytest.mark.parametrize(
+    ("frames", "text"),
+    [
+        (
+            [
+                frame(f"{INSIDE}/stops.py", "read"),
+                frame("/x/site-packages/torch/a.py", "f", code="g()"),
+                frame("/job/train.py", "<module>", 9, code=""),
+            ],
+            "  /job/train.py:9 in <module>\n  torch/a.py:3 in f\n    g()",
+        ),
+        (
+            [frame(f"{INSIDE}/a.py", "examine")],
+            "  in the debugger; cast it: where",
+        ),
+    ],
+    ids=["read", "only the debugger"],
+)
+def test_stack(answers, frames, text):
     """
-    What a rank printed ends without a line break, like a value.
+    A stack reads as in a traceback, the innermost line last; it ends where
+    the debugger begins, and names packages shortly.
     """
-    said = read_output(process(0), {"output": "1\n"})
+    _, output = answers({"threads": [{"thread": "t", "frames": frames}]})
 
-    assert "1" == said.text
+    assert f"t:\n{text}" == output.text
 
 
 def test_not_stopped():
     """
-    Who runs can be interrupted, and then be talked to.
+    For a rank that runs, the remedy is to interrupt it.
     """
     listing = Listing(processes=(process(0), process(1)))
+    nameless = Answers(not_stopped=(process(None, pid=7),))
 
     with pytest.raises(DebuggerError) as plain:
-        choose_session(listing, rank=1)
+        attach(listing, 1)
     with pytest.raises(DebuggerError) as grouped:
-        choose_session(listing, rank=1, group="job")
+        attach(listing, 1, group="job")
     with pytest.raises(DebuggerError) as unknown:
-        choose_session(listing, rank=2)
+        attach(listing, 2)
 
     assert "to stop it: interrupt ranks(1)" in plain.value.remedy
     assert "to stop it: interrupt job ranks(1)" in grouped.value.remedy
     assert "interrupt" not in unknown.value.remedy
+    assert str(nameless).endswith("interrupt ranks(:)")
 
 
-def test_patience():
+def test_patience(answers):
     """
     When others give up is known, or not.
     """
     stops = [{"patience_left_s": 600.4}, {"patience_left_s": None}, {}]
 
-    found = process_of("/s", {"stops": stops})
+    listing, _ = answers({"stops": stops})
 
-    assert [600, None, None] == [s.patience_left_s for s in found.sessions]
-
-
-def test_nameless():
-    """
-    Of ranks without a number, all are told how to be stopped.
-    """
-    answers = Answers(not_stopped=(process(None, pid=7),))
-
-    assert str(answers).endswith("interrupt ranks(:)")
+    assert [600, None, None] == [
+        s.patience_left_s for _, s in listing.sessions
+    ]
 
 
 MESH = Listing(
@@ -282,7 +311,7 @@ def test_chosen(ranks, found):
 )
 def test_nobody_chosen(ranks, message, remedy):
     """
-    A selection that means nobody says so, and what there is.
+    A selection without any rank is refused, with the ranks that there are.
     """
     with pytest.raises(DebuggerError) as caught:
         choose(MESH, ranks, None)
@@ -293,14 +322,26 @@ def test_nobody_chosen(ranks, message, remedy):
 
 def test_groups():
     """
-    The group may be left out only if it is clear.
+    The group may be left out only if it is clear; workers that have nothing
+    to do are not meant, unless they are named.
     """
     both = Listing(
         processes=(process(0, group="actor"), process(0, group="critic"))
     )
+    some_idle = Listing(
+        processes=(process(0, group="actor"), process(0, group="idle"))
+    )
+    all_idle = Listing(processes=some_idle.processes[1:])
+
+    def groups(*asked):
+        return [p.group for p in choose(*asked)]
 
     assert 2 == len(choose(both, None, None))
-    assert ["critic"] == [p.group for p in choose(both, "ranks(0)", "critic")]
+    assert ["critic"] == groups(both, "ranks(0)", "critic")
+    assert ["actor"] == groups(some_idle, "ranks(:)", None)
+    assert ["idle"] == groups(some_idle, "ranks(:)", "idle")
+    assert ["actor", "idle"] == groups(some_idle, None, None)
+    assert ["idle"] == groups(all_idle, "ranks(:)", None)
     with pytest.raises(DebuggerError, match="several groups"):
         choose(both, "ranks(0)", None)
     with pytest.raises(DebuggerError, match="no group judge"):
@@ -311,46 +352,36 @@ def test_groups():
 
 def test_attached():
     """
-    One thread is meant, or it is said which there are.
+    One thread is meant, or the error lists those there are; a rank that is not
+    there, or in another group, is not to be stopped.
     """
+    nameless = attrs.evolve(
+        process(7, group="task", threads=["MainThread"]), rank=None
+    )
     listing = Listing(
         processes=(
             process(0, threads=["MainThread", "loader"]),
             process(1, group="critic", threads=["MainThread"]),
             process(2),
+            nameless,
         )
     )
 
-    assert 1 == choose_session(listing, rank=1)[0].rank
-    assert "loader" == choose_session(listing, number=2)[1].thread
-    assert 1 == choose_session(listing, rank=1, group="critic")[0].rank
-    with pytest.raises(DebuggerError, match=r"#1 \(job, MainThread\), #2"):
-        choose_session(listing, rank=0)
-    with pytest.raises(DebuggerError, match="rank 2 is not stopped"):
-        choose_session(listing, rank=2)
-    with pytest.raises(DebuggerError, match="#9 is not stopped"):
-        choose_session(listing, number=9)
-
-
-def test_nobody_to_attach_to():
-    """
-    Nobody is told to stop a rank that is not there, or in another group.
-    """
-    listing = Listing(
-        processes=(
-            process(0),
-            attrs.evolve(
-                process(7, group="task", threads=["MainThread"]), rank=None
-            ),
-        )
-    )
-
-    with pytest.raises(DebuggerError, match="there is no rank 0") as caught:
-        choose_session(listing, rank=0, group="task")
-
+    assert 1 == attach(listing, 1).process.rank
+    assert 1 == attach(listing, 1, group="critic").process.rank
+    assert {"MainThread", "loader"} >= {
+        attach(listing, number=number).session.thread for number in (2, 3)
+    }
+    for asked, says in (
+        ({"rank": 0}, r"#\d \(job, MainThread\), #\d"),
+        ({"rank": 2}, "rank 2 is not stopped"),
+        ({"number": 9}, "#9 is not stopped"),
+        ({"rank": 0, "group": "judge"}, "no group judge"),
+        ({"rank": 0, "group": "task"}, "there is no rank 0"),
+    ):
+        with pytest.raises(DebuggerError, match=says) as caught:
+            attach(listing, **asked)
     assert "there are: task ranks -; attach #N" in caught.value.remedy
-    with pytest.raises(DebuggerError, match="no group judge"):
-        choose_session(listing, rank=0, group="judge")
 
 
 def labelled(group, rank, **coords):
@@ -380,7 +411,7 @@ def test_several_labels():
         for p in choose(listing, "ranks(dp=1)", "critic")
         for s in p.sessions
     ]
-    assert "trainer-0" == choose_session(listing, rank=0)[1].thread
+    assert "trainer-0" == attach(listing, 0).session.thread
     assert listing == Listing(processes=listing.processes)
 
 
@@ -397,19 +428,4 @@ def test_slices():
 
     assert 2 == len(choose(listing, "ranks(view=0)", None))
     with pytest.raises(DebuggerError, match=r"more than once: #1 .*, #2 "):
-        choose_session(listing, rank=0)
-
-
-def test_idle():
-    """
-    Workers that have nothing to do are not meant, unless they are named.
-    """
-    listing = Listing(
-        processes=(process(0, group="actor"), process(0, group="idle"))
-    )
-
-    assert ["actor"] == [p.group for p in choose(listing, "ranks(:)", None)]
-    assert ["idle"] == [p.group for p in choose(listing, "ranks(:)", "idle")]
-    assert 2 == len(choose(listing, None, None))
-    alone = Listing(processes=listing.processes[1:])
-    assert ["idle"] == [p.group for p in choose(alone, "ranks(:)", None)]
+        attach(listing, rank=0)

@@ -4,6 +4,7 @@ What is in the way of using Ray's debugger, without a cluster.
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import socket
@@ -16,36 +17,16 @@ import pytest
 
 from distdebug.capture import Check
 from distdebug.debugger import check_ray_debugger
-from distdebug.debugger.ray_debugger import checking, editor, environments
-from distdebug.debugger.ray_debugger.dashboard import (
-    check_dashboard,
-    split_address,
-)
-from distdebug.debugger.ray_debugger.editor import check_extension
-from distdebug.debugger.ray_debugger.environments import Told, ask_environments
-from distdebug.debugger.ray_debugger.judging import (
-    check_debugpy,
-    check_driver,
-    check_post_mortem,
-    check_ray,
-    check_switch,
-)
-from distdebug.debugger.ray_debugger.model import EXTENSION
-from distdebug.debugger.ray_debugger.tunnel import (
-    free_port,
-    head_of_job,
-    tunnel_line,
-)
-from distdebug.errors import NodesError
 from distdebug.findings import Cause
 
 
+EXTENSION = "anyscalecompute.ray-distributed-debugger"
 HOST = socket.gethostname()
 
 
 def told(debugpy="1.8.22", *, who="Trainer", **facts):
     """
-    What a worker said.
+    The name of a worker, and what it says.
     """
     base = {
         "ray": "2.60.0",
@@ -54,10 +35,102 @@ def told(debugpy="1.8.22", *, who="Trainer", **facts):
         "debugpy": debugpy,
         "reason": "",
     }
-    return Told(who, "node-1", {**base, **facts})
+    return who, {**base, **facts}
 
 
-SILENT = Told("job 01", "node-2", {"reason": "no worker answered in time"})
+SILENT = ("job 01", {"reason": "no worker answered in time"})
+
+
+def tables(*workers, **more):
+    """
+    What the head of a cluster answers, with an environment for each worker.
+    """
+    nodes = [
+        {"id": "aa", "name": HOST, "is_head": True},
+        {"id": "bb", "name": "node-1"},
+    ]
+    environments = [
+        {"env": {"n": str(n)}, "who": [who], "nodes": ["bb"]}
+        for n, (who, _) in enumerate(workers)
+    ]
+    return {
+        "address": "h:1",
+        "nodes": nodes,
+        "ray_version": "2.60.0",
+        "environments": environments,
+        **more,
+    }
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """
+    Writes a stand-in for a command; there are no others.
+    """
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+
+    def write(name, code):
+        path = folder / name
+        path.write_text(f"#!/bin/sh\n{code}\n")
+        path.chmod(0o755)
+
+    return write
+
+
+@pytest.fixture
+def slurm(command):
+    """
+    A Slurm with one job, on these nodes.
+    """
+
+    def make(*hosts):
+        listed = "\n".join(f"echo {shlex.quote(host)}" for host in hosts)
+        command("squeue", "echo '7|RUNNING|node-[12,22]'")
+        command("scontrol", listed or "true")
+        command("srun", "true")
+
+    return make
+
+
+@pytest.fixture
+def cluster(cluster, monkeypatch, command):
+    """
+    A cluster of which all is well, and a shell that knows of no job.
+    """
+    for name in ("SLURM_SUBMIT_HOST", "RAY_DEBUG", "SLURM_JOB_ID"):
+        monkeypatch.delenv(name, raising=False)
+    cluster.tables = tables()
+    cluster.workers = lambda question: [
+        {"answer": json.dumps(told()[1])} for _ in question["errands"]
+    ]
+    return cluster
+
+
+@pytest.fixture
+def check(cluster):
+    """
+    Asks a cluster with these workers; gives the checks by their names.
+    """
+
+    def run(*workers, asked=None, **more):
+        if workers:
+            cluster.workers = [
+                {"answer": json.dumps(facts)} if "debugpy" in facts else facts
+                for _, facts in workers
+            ]
+        cluster.tables = tables(*workers, **more)
+        return by_name(check_ray_debugger(**(asked or {})))
+
+    return run
+
+
+def by_name(report):
+    """
+    The checks of a report.
+    """
+    return {check.name: check for check in report.checks}
 
 
 @pytest.mark.parametrize(
@@ -81,44 +154,52 @@ SILENT = Told("job 01", "node-2", {"reason": "no worker answered in time"})
     ],
     ids=str,
 )
-def test_debugpy(version, reason, expected):
+def test_debugpy(check, version, reason, expected):
     """
     The version is judged by its numbers, and as Ray does, by its text.
     """
-    check = check_debugpy([told(version, reason=reason), told()])
+    found = check(told(version, reason=reason), told())["debugpy"]
 
-    assert (not expected) == check.ok
-    assert expected in check.detail
-    assert bool(expected) == ("debugpy>=1.8.0" in check.remedy)
+    assert (not expected) == found.ok
+    assert expected in found.detail
+    assert bool(expected) == ("debugpy>=1.8.0" in found.remedy)
 
 
-def test_debugpy_of_many():
+def test_debugpy_of_many(check):
     """
-    Whose debugpy is missing is told, with the first three of many.
+    The first three of many workers without debugpy are named.
     """
     workers = [told(None, who=f"Actor{i}") for i in range(5)]
 
-    check = check_debugpy([*workers, told(), SILENT])
+    found = check(*workers, told(), SILENT)["debugpy"]
 
     expected = (
         "debugpy is not installed (Actor0 on node-1, Actor1 on node-1, "
         "Actor2 on node-1, 2 more)"
     )
-    assert (False, expected) == (check.ok, check.detail)
+    assert (False, expected) == (found.ok, found.detail)
 
 
-def test_debugpy_unknown():
+def test_unknown(check):
     """
-    Who did not answer is not taken for well.
+    A worker that did not answer is not taken for well, nor is a cluster
+    without a node.
     """
-    silent = check_debugpy([told(), SILENT])
-    mute = check_debugpy([Told("job 01", "node-2", {})])
-    nobody = check_debugpy([])
+    silent = check(told(), SILENT)["debugpy"]
+    mute = check(("job 01", {}))
+    nobody = check(nodes=[])
 
-    assert [None, None, None] == [silent.ok, mute.ok, nobody.ok]
-    assert "job 01 on node-2: no worker answered" in silent.detail
-    assert mute.detail.endswith("no answer")
-    assert "no worker was asked" == nobody.detail
+    assert [None, None] == [silent.ok, mute["debugpy"].ok]
+    assert "job 01 on node-1: no worker answered" in silent.detail
+    assert mute["debugpy"].detail.endswith("no answer")
+    assert None is mute["RAY_DEBUG of the workers"].ok
+    assert (None, "no worker was asked") == (
+        nobody["debugpy"].ok,
+        nobody["debugpy"].detail,
+    )
+    assert not nobody["cluster"].ok
+    assert "0 nodes" in nobody["cluster"].detail
+    assert "ray status" in nobody["cluster"].remedy
 
 
 @pytest.mark.parametrize(
@@ -132,50 +213,50 @@ def test_debugpy_unknown():
     ],
     ids=["unset", "legacy", "zero", "empty", "both"],
 )
-def test_switch(values, ok, detail):
+def test_switch(check, values, ok, detail):
     """
     RAY_DEBUG is judged as Ray does: 1, legacy, or nothing at all.
     """
-    check = check_switch([SILENT, *(told(RAY_DEBUG=x) for x in values)])
+    workers = [told(RAY_DEBUG=value) for value in values]
 
-    assert ok is check.ok
-    assert detail in check.detail
-    assert ok != bool(check.remedy)
+    found = check(SILENT, *workers)["RAY_DEBUG of the workers"]
 
-
-def test_switch_unknown():
-    """
-    Where no worker answered, nothing is said of RAY_DEBUG.
-    """
-    assert None is check_switch([SILENT]).ok
+    assert ok is found.ok
+    assert detail in found.detail
+    assert ok != bool(found.remedy)
 
 
 @pytest.mark.parametrize(
-    ("environment", "detail", "remedy"),
+    ("value", "detail", "remedy"),
     [
-        ({}, "wait for VS Code if it has debugpy", "RAY_DEBUG=legacy"),
-        ({"RAY_DEBUG": "legacy"}, "open pdb in its shell", "do not hand it"),
-        ({"RAY_DEBUG": "0"}, "do nothing", "RAY_DEBUG=legacy"),
+        (None, "wait for VS Code if it has debugpy", "RAY_DEBUG=legacy"),
+        ("legacy", "open pdb in its shell", "do not hand it"),
+        ("0", "do nothing", "RAY_DEBUG=legacy"),
     ],
     ids=["unset", "legacy", "zero"],
 )
-def test_driver(environment, detail, remedy):
+def test_driver(check, monkeypatch, value, detail, remedy):
     """
     What a breakpoint in the program itself does depends on its own shell.
     """
-    check = check_driver(environment)
+    if value is not None:
+        monkeypatch.setenv("RAY_DEBUG", value)
 
-    assert None is check.ok
-    assert detail in check.detail
-    assert remedy in check.remedy
+    found = check()["RAY_DEBUG of the driver"]
+
+    assert None is found.ok
+    assert detail in found.detail
+    assert remedy in found.remedy
 
 
-def test_post_mortem():
+def test_post_mortem(check):
     """
-    Whether failing tasks wait is told, and is no problem.
+    Whether failing tasks wait is said, and is no problem.
     """
-    off = check_post_mortem([told(), SILENT])
-    on = check_post_mortem([told(), told(RAY_DEBUG_POST_MORTEM="1")])
+    name = "RAY_DEBUG_POST_MORTEM"
+
+    off = check(told(), SILENT)[name]
+    on = check(told(), told(RAY_DEBUG_POST_MORTEM="1"))[name]
 
     assert (None, None) == (off.ok, on.ok)
     assert off.detail.startswith("not 1")
@@ -183,7 +264,7 @@ def test_post_mortem():
 
 
 @pytest.mark.parametrize(
-    ("cluster", "ray", "ok", "detail"),
+    ("version", "ray", "ok", "detail"),
     [
         ("2.60.0", "2.60.0", True, "2.60.0"),
         ("2.38.0", "2.60.0", False, "Ray 2.38.0 is older than 2.39"),
@@ -194,73 +275,52 @@ def test_post_mortem():
     ],
     ids=["new", "old", "older", "unknown", "nightly", "words"],
 )
-def test_ray(cluster, ray, ok, detail):
+def test_ray(check, version, ray, ok, detail):
     """
     Ray is old if the workers or the head have an old one.
     """
-    check = check_ray([told(ray=ray)], cluster)
+    found = check(told(ray=ray), ray_version=version)["Ray"]
 
-    assert ok is check.ok
-    assert detail in check.detail
-
-
-def tables(**more):
-    """
-    What the head of a cluster tells.
-    """
-    nodes = [
-        {"id": "aa", "name": HOST, "is_head": True},
-        {"id": "bb", "name": "node-2"},
-    ]
-    return {"address": "h:1", "nodes": nodes, "ray_version": "2.60.0", **more}
+    assert ok is found.ok
+    assert detail in found.detail
 
 
-def test_environments(monkeypatch):
+def test_environments(cluster):
     """
     Each environment is asked before all nodes of one, and not without end.
     """
-    asked = []
-
-    def answer(address, errands, *, timeout_s):
-        asked.extend((errand["node"], errand["env"]) for errand in errands)
-        return [told().facts] * len(errands)
-
-    monkeypatch.setattr(environments, "ask_workers", answer)
-    monkeypatch.setattr(environments, "_MOST_ERRANDS", 3)
     rows = [
-        {
-            "env": {"a": "1"},
-            "who": ["1", "2", "3", "4"],
-            "nodes": ["aa", "bb"],
-        },
-        {"env": {}, "who": "x", "nodes": ["bb", "aa"]},
+        {"env": {"a": "1"}, "who": list("1234"), "nodes": ["aa", "bb"]},
+        {"env": {}, "who": "x", "nodes": ["bb", "aa"] * 40},
         {"env": 7, "nodes": []},
         {"env": {}, "nodes": 7},
     ]
+    cluster.tables = tables(environments=rows)
+    cluster.workers = lambda question: [
+        {"answer": json.dumps(told(None)[1])} for _ in question["errands"]
+    ]
 
-    got = ask_environments(None, tables(environments=rows), timeout_s=1)
+    found = by_name(check_ray_debugger())["debugpy"]
 
-    assert [("aa", {"a": "1"}), ("bb", {}), ("bb", {"a": "1"})] == asked
-    assert ["1, 2, 3, …", "", "1, 2, 3, …"] == [one.who for one in got]
-    assert [HOST, "node-2", "node-2"] == [one.node for one in got]
+    errands = cluster.asked[1]["errands"]
+    assert [("aa", {"a": "1"}), ("bb", {}), ("bb", {"a": "1"})] == [
+        (errand["node"], errand["env"]) for errand in errands[:3]
+    ]
+    assert 64 == len(errands)
+    assert f"(1, 2, 3, … on {HOST},  on node-1," in found.detail
 
 
-def test_no_environment(monkeypatch):
+def test_no_environment(cluster):
     """
-    Without a job, the nodes themselves are asked; what fails is told.
+    Without a job, the nodes themselves are asked, and a failure is reported.
     """
+    cluster.workers = []
 
-    def fail(*args, **kwargs):
-        msg = "gone"
-        raise NodesError(msg)
+    found = by_name(check_ray_debugger())["debugpy"]
 
-    monkeypatch.setattr(environments, "ask_workers", fail)
-
-    got = ask_environments("h:1", tables(), timeout_s=1)
-
-    assert [("no job", HOST), ("no job", "node-2")] == [x[:2] for x in got]
-    assert {"reason": "gone"} == got[0].facts
-    assert () == ask_environments("h:1", {}, timeout_s=1)
+    assert ["aa", "bb"] == [e["node"] for e in cluster.asked[1]["errands"]]
+    assert f"not known of no job on {HOST}, no job on node-1:" in found.detail
+    assert "nobody understands: []" in found.detail
 
 
 @contextmanager
@@ -322,31 +382,31 @@ OK = b'HTTP/1.1 200 OK\r\nA: b\r\n\r\n{"ray_version": "2.60.0"}'
         "endless",
     ],
 )
-def test_dashboard(reply, ok, detail):
+def test_dashboard(check, reply, ok, detail):
     """
     Only what answers as a dashboard of this cluster is one.
     """
-    # Who is hung up on while it still talks may see an error.
+    # A server that is hung up on while it still talks may see an error.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(threading, "excepthook", lambda args: None)
         with server(reply) as address:
-            check = check_dashboard(address, timeout_s=10, version="2.60.0")
+            found = check(asked={"dashboard": address})["dashboard"]
 
-    assert ok is check.ok
-    assert detail in check.detail
+    assert ok is found.ok
+    assert detail in found.detail
 
 
-def test_slow_dashboard():
+def test_slow_dashboard(check):
     """
     One that answers byte by byte does not get more time for that.
     """
     begin = time.monotonic()
 
     with server(OK, drip_s=0.3) as address:
-        check = check_dashboard(address, timeout_s=1)
+        found = check(asked={"dashboard": address, "timeout_s": 1})
 
     assert time.monotonic() - begin < 8
-    assert "no answer in time" in check.detail
+    assert "no answer in time" in found["dashboard"].detail
 
 
 @pytest.mark.parametrize(
@@ -359,72 +419,63 @@ def test_slow_dashboard():
     ],
     ids=["none", "words", "scheme", "closed"],
 )
-def test_no_dashboard(address, detail):
+def test_no_dashboard(check, address, detail):
     """
     Where nothing answers, it is said how the dashboard is started.
     """
-    check = check_dashboard(address, timeout_s=5)
+    found = check(asked={"dashboard": address})["dashboard"]
 
-    assert (False, True) == (check.ok, "ray[default]" in check.remedy)
-    assert detail in check.detail
+    assert (False, True) == (found.ok, "ray[default]" in found.remedy)
+    assert detail in found.detail
 
 
-def test_out_of_time():
+@pytest.fixture
+def tunnel(cluster, monkeypatch):
     """
-    Without any time left, nobody is asked.
+    The line that opens a tunnel to a head, and what is said of it.
     """
-    assert "no answer in time" in check_dashboard("h:1", timeout_s=0).detail
 
+    def refuse(*_):
+        raise OSError
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("10.0.0.1:8265", ("10.0.0.1", 8265)),
-        ("http://node-1.x:80/", ("node-1.x", 80)),
-        ("[fd00::1]:8265", ("fd00::1", 8265)),
-        ("h:0", None),
-        ("h:65536", None),
-        ("h:1/path", None),
-        ("h\r\nX: y:1", None),
-        ("", None),
-    ],
-    ids=["ip", "url", "six", "zero", "large", "path", "lines", "nothing"],
-)
-def test_split_address(text, expected):
-    """
-    An address is a host and a port, and nothing besides.
-    """
-    assert expected == split_address(text)
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    monkeypatch.setattr("getpass.getuser", lambda: "me")
 
+    def line(dashboard="", login="login", head="node-12"):
+        nodes = [{"id": "aa", "name": head, "is_head": True}]
+        cluster.tables = tables(nodes=nodes, dashboard=dashboard)
+        return check_ray_debugger(login=login, local_port=52640)
 
-LINE = {"local_port": 52640, "head": "node-12", "user": "me"}
+    return line
 
 
 @pytest.mark.parametrize(
     ("dashboard", "login", "expected"),
     [
-        (("10.0.0.12", 8265), "login", "52640:node-12:8265 me@login"),
-        (("0.0.0.0", 9000), "login", "52640:node-12:9000 me@login"),
-        (None, "login", "52640:node-12:8265 me@login"),
+        ("10.0.0.12:8265", "login", "52640:node-12:8265 me@login"),
+        ("0.0.0.0:9000", "login", "52640:node-12:9000 me@login"),
+        ("http://node-1.x:80/", "login", "52640:node-12:80 me@login"),
+        ("", "login", "52640:node-12:8265 me@login"),
+        ("h:0", "login", "52640:node-12:8265 me@login"),
+        ("h:65536", "login", "52640:node-12:8265 me@login"),
+        ("h:1/path", "login", "52640:node-12:8265 me@login"),
+        ("h\r\nX: y:1", "login", "52640:node-12:8265 me@login"),
         (
-            ("127.0.0.1", 8265),
+            "127.0.0.1:8265",
             "login",
             "52640:localhost:8265 -J me@login me@node-12",
         ),
-        (None, "", "52640:localhost:8265 me@node-12"),
-        (("127.0.0.1", 8265), "", "52640:localhost:8265 me@node-12"),
-        (("10.0.0.12", 8265), "", "52640:10.0.0.12:8265 me@node-12"),
-        (("fd00::1", 8265), "", "'52640:[fd00::1]:8265' me@node-12"),
+        ("", "", "52640:localhost:8265 me@node-12"),
+        ("127.0.0.1:8265", "", "52640:localhost:8265 me@node-12"),
+        ("10.0.0.12:8265", "", "52640:10.0.0.12:8265 me@node-12"),
+        ("[fd00::1]:8265", "", "'52640:[fd00::1]:8265' me@node-12"),
     ],
-    ids=["out", "any", "unknown", "in", "here", "here in", "here ip", "six"],
 )
-def test_tunnel_line(dashboard, login, expected):
+def test_tunnel(tunnel, dashboard, login, expected):
     """
     The tunnel ends where the dashboard can be reached.
     """
-    line = tunnel_line(dashboard=dashboard, login=login, **LINE)
-
-    assert f"ssh -N -L {expected}" == line
+    assert f"ssh -N -L {expected}" == tunnel(dashboard, login).tunnel
 
 
 @pytest.mark.parametrize(
@@ -434,98 +485,67 @@ def test_tunnel_line(dashboard, login, expected):
         {"login": "a b"},
         {"login": "$(x)"},
         {"user": "-x"},
-        {"head": ""},
     ],
-    ids=["option", "blank", "shell", "user", "nothing"],
+    ids=["option", "blank", "shell", "user"],
 )
-def test_hostile_tunnel(changes):
+def test_hostile_tunnel(tunnel, monkeypatch, changes):
     """
-    What ssh or a shell could take for something else is no name.
+    What ssh or a shell could take for something else is no name, and gets no
+    line for a shell.
     """
-    given = {"dashboard": None, "login": "login", **LINE, **changes}
+    user = changes.pop("user", "me")
+    monkeypatch.setattr("getpass.getuser", lambda: user)
 
-    with pytest.raises(NodesError, match="is no name that ssh"):
-        tunnel_line(**given)
+    report = tunnel(**changes)
+
+    assert "" == report.tunnel
+    assert by_name(report)["tunnel"].ok is False
+    assert "is no name that ssh" in by_name(report)["tunnel"].detail
 
 
-def test_user(monkeypatch):
+def test_user(tunnel, monkeypatch):
     """
-    By default the user is the one who asks, if there is a name for that.
+    A user whom the system does not know has a name to be filled in.
     """
-    given = {**LINE, "dashboard": None, "login": "login", "user": ""}
 
     def fail():
         raise KeyError
 
-    monkeypatch.setattr("getpass.getuser", lambda: "somebody")
-    known = tunnel_line(**given)
     monkeypatch.setattr("getpass.getuser", fail)
-    unknown = tunnel_line(**given)
 
-    assert known.endswith(" somebody@login")
-    assert unknown.endswith(" USER@login")
+    assert tunnel().tunnel.endswith(" USER@login")
 
 
-def test_free_port():
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("hosts", "ok", "detail"),
+    [
+        ((), False, "no name of a node"),
+        (("$(x)",), False, "no name of a node"),
+        (("node-12",), False, f"the head is {HOST}, not node-12"),
+        ((f"{HOST}.cluster.example",), True, "the first node of Slurm job 7"),
+        (None, False, ""),
+    ],
+    ids=["none", "shell", "other", "domain", "no Slurm"],
+)
+def test_head(cluster, slurm, hosts, ok, detail):
     """
-    A port that is free can be taken.
+    What is no name of a node is not taken for one; the head is the head, with
+    its domain or without, whatever the first node of the job is.
     """
-    with socket.create_server(("127.0.0.1", free_port())) as taken:
-        assert 0 < taken.getsockname()[1]
+    if hosts is not None:
+        slurm(*hosts)
+
+    report = check_ray_debugger(job="7", login="")
+
+    found = by_name(report)["head node"]
+    assert ok is found.ok
+    assert detail in found.detail
+    assert report.head_node.startswith(HOST)
+    assert "LOGIN" not in report.tunnel
 
 
-@pytest.fixture
-def command(tmp_path, monkeypatch):
-    """
-    Writes a stand-in for a command; there are no others.
-    """
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    monkeypatch.setenv("PATH", str(folder))
-
-    def write(name, code):
-        path = folder / name
-        path.write_text(f"#!/bin/sh\n{code}\n")
-        path.chmod(0o755)
-
-    return write
-
-
-@pytest.fixture
-def slurm(command):
-    """
-    A Slurm with one job, on these nodes.
-    """
-
-    def make(*hosts):
-        listed = "\n".join(f"echo {shlex.quote(host)}" for host in hosts)
-        command("squeue", "echo '7|RUNNING|node-[12,22]'")
-        command("scontrol", listed or "true")
-        command("srun", "true")
-
-    return make
-
-
-def test_head_of_job(slurm):
-    """
-    The head is the first node of the job, in the order of Slurm.
-    """
-    slurm("node-12", "node-22")
-
-    assert "node-12" == head_of_job("7")
-
-
-@pytest.mark.parametrize("hosts", [(), ("$(x)",)], ids=["none", "shell"])
-def test_no_head(slurm, hosts):
-    """
-    What is no name of a node is not taken for one.
-    """
-    slurm(*hosts)
-
-    with pytest.raises(NodesError, match="no name of a node"):
-        head_of_job("7")
-
-
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("commands", "ok", "detail"),
     [
@@ -543,83 +563,41 @@ def test_no_head(slurm, hosts):
     ],
     ids=["none", "code", "cursor", "lacking", "either", "fails", "hangs"],
 )
-def test_extension(command, commands, ok, detail):
+def test_extension(check, command, commands, ok, detail):
     """
     The extension is looked for in each editor that is here.
     """
     for name, code in commands.items():
         command(name, code)
+    hangs = "sleep" in commands.get("code", "")
 
-    check = check_extension(timeout_s=2)
+    found = check(asked={"timeout_s": 1 if hangs else 60})["extension"]
 
-    assert ok is check.ok
-    assert detail in check.detail
-    assert ok or EXTENSION in check.remedy
+    assert ok is found.ok
+    assert detail in found.detail
+    assert ok or EXTENSION in found.remedy
 
 
-def test_broken_editor(command, monkeypatch):
+@pytest.mark.process
+def test_broken_editor(check, command, tmp_path):
     """
     An editor that cannot be started is as none.
     """
-
-    def fail(*args, **kwargs):
-        raise OSError
-
     command("code", "true")
-    monkeypatch.setattr(editor, "run_tool", fail)
+    (tmp_path / "bin" / "code").write_text("#!/no/such/shell\n")
 
-    assert None is check_extension().ok
+    assert None is check()["extension"].ok
 
 
-@pytest.fixture
-def healthy(monkeypatch, command):
+def test_check(cluster, monkeypatch):
     """
-    A cluster of which all is well, or what is given instead.
-    """
-
-    def make(error=None, workers=None, **more):
-        def ask(address, *, timeout_s):
-            if error:
-                raise error
-            return tables(**more)
-
-        monkeypatch.setattr(checking, "ask_tables", ask)
-        monkeypatch.setattr(
-            checking, "ask_environments", lambda *_, **__: workers or [told()]
-        )
-
-    monkeypatch.delenv("SLURM_SUBMIT_HOST", raising=False)
-    for name in ("RAY_DEBUG", "SLURM_JOB_ID"):
-        monkeypatch.delenv(name, raising=False)
-    return make
-
-
-def by_name(report):
-    """
-    The checks of a report.
-    """
-    return {check.name: check for check in report.checks}
-
-
-WAITING = {
-    "worker_id": "w1",
-    "node_id": "aa",
-    "ip": "10.0.0.1",
-    "pid": 7,
-    "port": 50001,
-    "paused": 1,
-}
-
-
-def test_check(healthy, monkeypatch):
-    """
-    Where all is well, everything is told that a user has to type.
+    Where all is well, the report has everything that a user has to type.
     """
     monkeypatch.setenv("SLURM_SUBMIT_HOST", "login-1")
     monkeypatch.setattr("getpass.getuser", lambda: "me")
 
     with server(OK) as address:
-        healthy(dashboard=address)
+        cluster.tables = tables(dashboard=address)
         report = check_ray_debugger("h:1")
 
     assert report.is_ready, report
@@ -638,15 +616,13 @@ def test_check(healthy, monkeypatch):
     assert "PROBLEM" not in str(report)
 
 
-def test_check_problems(healthy):
+def test_check_problems(cluster):
     """
     Each problem has a line, a remedy, and a finding.
     """
-    healthy(workers=(told(None),), workers_waiting=1)
-    healthy(
-        workers=(told(None, RAY_DEBUG="legacy"),),
-        dashboard="127.0.0.1:1",
-    )
+    bad = told(None, RAY_DEBUG="legacy")
+    cluster.tables = tables(bad, dashboard="127.0.0.1:1")
+    cluster.workers = [{"answer": json.dumps(bad[1])}]
 
     report = check_ray_debugger()
 
@@ -670,16 +646,13 @@ def test_check_problems(healthy):
     assert "debugpy: add debugpy>=1.8.0" in str(report)
 
 
-def test_open_ports(monkeypatch, healthy):
+def test_open_ports(cluster):
     """
     That debug ports ask for no password is said while there are some.
     """
-    healthy()
-    monkeypatch.setattr(
-        checking,
-        "ask_tables",
-        lambda *_, **__: tables(workers=[WAITING]),
-    )
+    waiting = {"worker_id": "w1", "node_id": "aa", "ip": "10.0.0.1"}
+    waiting |= {"pid": 7, "port": 50001, "paused": 1}
+    cluster.tables = tables(workers=[waiting])
 
     report = check_ray_debugger()
 
@@ -687,17 +660,21 @@ def test_open_ports(monkeypatch, healthy):
     assert 50001 == report.sessions[0].port
 
 
-def test_no_cluster(healthy, slurm):
+@pytest.mark.process
+def test_no_cluster(cluster, slurm):
     """
-    Where no cluster answers, the rest is told, and how to ask inside the job.
+    Where no cluster answers, the rest is reported, and how to ask inside the
+    job.
     """
     slurm("node-12", "node-22")
-    healthy(NodesError("no way", remedy="run it there"))
+    cluster.said = {"reason": "no way"}
 
     alone = check_ray_debugger()
     report = check_ray_debugger(job="7", login="login-1")
 
-    assert "run it there" == by_name(alone)["cluster"].remedy
+    assert (
+        "run it on a node of the cluster" in by_name(alone)["cluster"].remedy
+    )
     assert "head node" not in by_name(alone)
     assert "" == alone.tunnel
     checks = by_name(report)
@@ -713,101 +690,42 @@ def test_no_cluster(healthy, slurm):
     assert report.tunnel.endswith("@login-1")
 
 
-def test_no_nodes(healthy):
-    """
-    A cluster without a node is not well.
-    """
-    healthy(nodes=[])
-
-    report = check_ray_debugger()
-
-    check = by_name(report)["cluster"]
-    assert not check.ok
-    assert "0 nodes" in check.detail
-    assert "ray status" in check.remedy
-
-
-def test_other_head(healthy, slurm):
-    """
-    A head that is not the first node of the job is the head all the same.
-    """
-    slurm("node-12")
-    healthy()
-
-    report = check_ray_debugger(job="7", login="")
-
-    assert HOST == report.head_node
-    assert f"the head is {HOST}, not node-12" in (
-        by_name(report)["head node"].detail
-    )
-    assert "LOGIN" not in report.tunnel
-
-
-def test_same_head(healthy, slurm):
-    """
-    A head is the same with and without its domain.
-    """
-    slurm(f"{HOST}.cluster.example")
-    healthy()
-
-    assert by_name(check_ray_debugger(job="7"))["head node"].ok
-
-
-def test_no_slurm(healthy, command):
-    """
-    Without Slurm, or when it is busy, the rest is told.
-    """
-    healthy()
-
-    missing = check_ray_debugger(job="7")
-
-    assert by_name(missing)["head node"].ok is False
-    assert HOST == missing.head_node
-
-
-def test_slow_slurm(healthy, slurm, monkeypatch):
+@pytest.mark.process
+def test_slow_slurm(check, command):
     """
     A Slurm that does not answer does not keep anybody.
     """
-    slurm("node-12")
-    healthy()
-    monkeypatch.setattr(checking, "_SLURM_S", 0.2)
-    stop = threading.Event()
-    monkeypatch.setattr(checking, "head_of_job", lambda job: stop.wait(60))
+    command("squeue", "exec /bin/sleep 2")
 
-    report = check_ray_debugger(job="7")
-    stop.set()
+    found = check(asked={"job": "7", "timeout_s": 1})["head node"]
 
-    assert "Slurm does not answer in time" in (
-        by_name(report)["head node"].detail
-    )
+    assert "Slurm does not answer in time" in found.detail
 
 
-def test_ports(healthy):
+def test_ports(cluster):
     """
     A port that is taken is a problem, with one that is free as the remedy.
     """
-    healthy()
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        number = taken.getsockname()[1]
-        report = check_ray_debugger(local_port=number)
-    free = check_ray_debugger(local_port=free_port())
+    some = check_ray_debugger()
+    with socket.create_server(("127.0.0.1", some.local_port)):
+        report = check_ray_debugger(local_port=some.local_port)
+    free = check_ray_debugger(local_port=some.local_port)
     wrong = check_ray_debugger(local_port=1 << 20)
 
     assert by_name(report)["local port"].ok is False
-    assert number == report.local_port
+    assert some.local_port == report.local_port
     assert "such as" in by_name(report)["local port"].remedy
     assert by_name(free)["local port"].ok
     assert by_name(wrong)["local port"].ok is False
 
 
-def test_hidden_dashboard(healthy, monkeypatch):
+def test_hidden_dashboard(cluster, monkeypatch):
     """
     A dashboard at the loopback of another node is not looked for here; the
     end of a tunnel to it is.
     """
     monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
-    healthy(dashboard="127.0.0.1:8265")
+    cluster.tables = tables(dashboard="127.0.0.1:8265")
 
     hidden = check_ray_debugger()
     with server(OK) as address:
@@ -823,27 +741,11 @@ def test_hidden_dashboard(healthy, monkeypatch):
     )
 
 
-def test_hostile_head(healthy, monkeypatch):
+def test_nothing_left(cluster):
     """
-    A head whose name is no name gets no line for a shell.
+    With hardly any time, the report has all that can be known.
     """
-    healthy()
-    nodes = [{"id": "aa", "name": "-oProxyCommand=x", "is_head": True}]
-    monkeypatch.setattr(
-        checking, "ask_tables", lambda *_, **__: {"nodes": nodes}
-    )
-
-    report = check_ray_debugger()
-
-    assert "" == report.tunnel
-    assert by_name(report)["tunnel"].ok is False
-
-
-def test_nothing_left(healthy):
-    """
-    With hardly any time, all that can be told is told.
-    """
-    healthy(dashboard=f"{os.getpid()}")
+    cluster.tables = tables(dashboard=f"{os.getpid()}")
 
     report = check_ray_debugger(timeout_s=0.1)
 

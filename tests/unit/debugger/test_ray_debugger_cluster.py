@@ -4,55 +4,28 @@ What a Ray cluster says of its debugger, without one.
 
 from __future__ import annotations
 
+import importlib.machinery
 import io
 import json
 import os
+import platform
 import sys
 import types
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+import distdebug
+
 from distdebug.debugger import ray_debug_sessions
-from distdebug.debugger.ray_debugger import asking, child, errands, in_worker
-from distdebug.debugger.ray_debugger.asking import ask_tables, ask_workers
-from distdebug.debugger.ray_debugger.places import NO_FRAMES, waiting_places
-from distdebug.debugger.ray_debugger.sessions import sessions_in
-from distdebug.debugger.ray_debugger.tables import read_tables
+from distdebug.debugger.ray_debugger import child
 from distdebug.errors import MissingDependencyError, NodesError
-from distdebug.findings import Location
 
 
-HEAD = "import json, sys, time\ntask = json.loads(input())\n"
 RAY = "/venv/lib/python3.11/site-packages/ray/util"
-
-
-@pytest.fixture
-def cluster(tmp_path, monkeypatch):
-    """
-    Give the code that is the connection to Ray.
-    """
-
-    def give(code):
-        (tmp_path / "fake_child.py").write_text(HEAD + code)
-
-    monkeypatch.setattr(asking, "_MODULE", "fake_child")
-    monkeypatch.setattr(asking, "find_spec", lambda name: name)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path)]))
-    monkeypatch.setitem(sys.modules, "ray", None)
-    return give
-
-
-def says(tables, answers=None):
-    """
-    The code that says this of the cluster, and that of its workers.
-    """
-    text = json.dumps([{"answer": tables}, {"answer": answers}])
-    return (
-        f"both = json.loads({text!r})\n"
-        "print(json.dumps(both[task['errands'] is not None]))\n"
-    )
+NO_FRAMES = "an error ended what ran"
 
 
 def frame(name, filename, line=1):
@@ -124,22 +97,201 @@ def worker(pid, **changes):
     }
 
 
-def test_places(spy):
+class LateError(Exception):
     """
-    The line is that of who called the debugger, of each thread in it.
+    As Ray's own.
     """
-    second = (*WAITING[:4], frame("load", "/home/me/data.py", 5))
-    spy(f"cat <<'END'\n{stacks(OTHER, WAITING, second)}\nEND")
 
-    (look,) = json.loads(in_worker.see_processes([os.getpid()], 9)).values()
-    places, note = waiting_places(look)
 
-    assert ("", ["Trainer.step (train.py:41)", "load (data.py:5)"]) == (
-        note,
-        [place.brief for place in places],
+def proto(**content):
+    """
+    A row of Ray's tables; what is not given is empty.
+    """
+    names = (
+        "actor_id address class_name debugger_port is_alive is_dead is_driver "
+        "job_id name num_paused_threads pid ray_namespace repr_name "
+        "serialized_runtime_env state worker_address worker_type"
+    )
+    return types.SimpleNamespace(
+        **{name: content.get(name, "") for name in names.split(" ")} | content
     )
 
 
+def place(worker_id, node=b"\xaa"):
+    """
+    Where a worker is.
+    """
+    return proto(worker_id=worker_id, node_id=node, ip_address="10.0.0.1")
+
+
+@pytest.fixture
+def ray(monkeypatch):
+    """
+    The modules of Ray that are used, with these tables and stored values; it
+    calls functions here, or gives the answers in its list.
+    """
+    tables, stored, answers = {}, {}, []
+    found = types.SimpleNamespace(
+        __spec__=importlib.machinery.ModuleSpec("ray", None),
+        __version__="2.9.9",
+        tables=tables,
+        stored=stored,
+        answers=answers,
+        calls=[],
+        cloudpickle=types.SimpleNamespace(register_pickle_by_value=id),
+        is_initialized=lambda: False,
+        init=lambda *_, **__: None,
+        shutdown=lambda: found.calls.append("shutdown"),
+        wait=lambda refs, **_: None,
+    )
+
+    def task(function):
+        def options(**options):
+            found.calls.append(options["scheduling_strategy"])
+            return types.SimpleNamespace(
+                remote=lambda *args: lambda: function(*args)
+            )
+
+        return types.SimpleNamespace(options=options)
+
+    def get(ref, timeout):
+        answer = answers.pop(0) if answers else ref()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def cancel(ref, **_):
+        found.calls.append("cancel")
+        raise ValueError
+
+    found.remote, found.get, found.cancel = lambda **_: task, get, cancel
+    accessor = types.SimpleNamespace(
+        get_node_table=lambda: tables.get("nodes", []),
+        get_actor_table=lambda *_: tables.get("actors", []),
+        get_worker_table=lambda: tables.get("workers", []),
+        get_job_table=lambda: tables.get("jobs", []),
+    )
+    state = types.SimpleNamespace(
+        _initialize_global_state=lambda options: None,
+        _connect_and_get_accessor=lambda: accessor,
+    )
+    store = types.SimpleNamespace(
+        internal_kv_get=lambda key, space, wait: stored.get(key),
+        internal_kv_keys=lambda prefix, space, wait: [
+            key for key in stored if key.startswith(prefix)
+        ],
+    )
+    parser = types.SimpleNamespace(FromString=lambda data: data)
+    kinds = ("ActorTableData", "JobTableData", "WorkerTableData")
+    services = types.SimpleNamespace(
+        canonicalize_bootstrap_address_or_die=str.upper
+    )
+    content = {
+        "_private": {"services": services},
+        "_private.state": {"GlobalState": lambda: state},
+        "_raylet": {
+            "GcsClient": lambda address: store,
+            "GcsClientOptions": types.SimpleNamespace(
+                create=lambda *args, **kwargs: None
+            ),
+        },
+        "core": {},
+        "core.generated": {},
+        "core.generated.gcs_pb2": dict.fromkeys(kinds, parser),
+        "exceptions": {"GetTimeoutError": LateError},
+        "util": {},
+        "util.scheduling_strategies": {
+            "NodeAffinitySchedulingStrategy": lambda node, soft: node
+        },
+    }
+    monkeypatch.setitem(sys.modules, "ray", found)
+    for name, names in content.items():
+        module = types.SimpleNamespace(**names)
+        monkeypatch.setitem(sys.modules, f"ray.{name}", module)
+    return found
+
+
+def ask_child(**question):
+    """
+    What the process that is connected to Ray answers.
+    """
+    out = io.StringIO()
+    question = {"address": "h:1", "errands": None, "timeout_s": 5, **question}
+    assert 0 == child.main(io.StringIO(json.dumps(question) + "\n"), out)
+    return json.loads(out.getvalue())
+
+
+def errand(ask, *given):
+    """
+    What a worker of the first node is asked.
+    """
+    return {"ask": ask, "with": given, "node": "aa", "env": {}}
+
+
+def seen(*pids, seconds=10.0):
+    """
+    What a worker sees of processes of its node.
+    """
+    got = ask_child(errands=[errand("see_processes", pids, seconds)])
+    return json.loads(got["answer"][0]["answer"])
+
+
+@pytest.fixture
+def spy(tmp_path, monkeypatch):
+    """
+    Makes py-spy of this code.
+    """
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+
+    def write(code):
+        tool = tmp_path / "py-spy"
+        tool.write_text(f"#!/bin/sh\n{code}\n")
+        tool.chmod(0o755)
+
+    return write
+
+
+@pytest.fixture
+def session(cluster):
+    """
+    The only session that waits, of which a worker sees this.
+    """
+
+    def run(*answers, **changes):
+        cluster.tables = {"address": "h:1", "workers": [worker(1, **changes)]}
+        cluster.workers = list(answers)
+        (found,) = ray_debug_sessions()
+        return found
+
+    return run
+
+
+def placed(session, spy, text):
+    """
+    That session, as py-spy wrote this of its process.
+    """
+    spy(f"cat <<'END'\n{text}\nEND")
+    (look,) = seen(os.getpid()).values()
+    return session({"answer": json.dumps({"1": look})})
+
+
+@pytest.mark.process
+def test_places(session, ray, spy):
+    """
+    The line is that of the caller of the debugger, of each thread in it.
+    """
+    second = (*WAITING[:4], frame("load", "/home/me/data.py", 5))
+
+    found = placed(session, spy, stacks(OTHER, WAITING, second))
+
+    assert ("", ["Trainer.step (train.py:41)", "load (data.py:5)"]) == (
+        found.note,
+        [place.brief for place in found.locations],
+    )
+
+
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -163,20 +315,17 @@ def test_places(spy):
         "no frames",
     ],
 )
-def test_no_places(spy, text, expected):
+def test_no_places(session, ray, spy, text, expected):
     """
-    Where no line can be told, it is said why.
+    Where no line can be given, the reason is.
     """
-    spy(f"cat <<'END'\n{text}\nEND")
+    found = placed(session, spy, text)
 
-    (look,) = json.loads(in_worker.see_processes([os.getpid()], 9)).values()
-    places, note = waiting_places(look)
-
-    assert () == places
-    assert note.startswith(expected)
+    assert () == found.locations
+    assert found.note.startswith(expected)
 
 
-def test_hostile_places():
+def test_hostile_places(session):
     """
     What would move the cursor of a terminal is taken out of names, and what
     is no place is left out.
@@ -184,16 +333,21 @@ def test_hostile_places():
     evil = ["st\x1b[2Jep", "/home/\x1b]0;x\x07train.py", 3]
     rows = [evil, None, 7, ["a", "b"], ["a", "b", "c"], {}]
 
-    ((place,), _) = waiting_places({"places": rows})
+    found = session({"answer": json.dumps({"1": {"places": rows}})})
 
-    assert place == Location(function="step", file="/home/train.py", line=3)
+    (place,) = found.locations
+    assert ("step", "/home/train.py", 3) == (
+        place.function,
+        place.file,
+        place.line,
+    )
 
 
 def test_sessions(cluster):
     """
     What the head knows is joined with what the nodes see.
     """
-    tables = {
+    cluster.tables = {
         "address": "h:1",
         "nodes": NODES,
         "workers": [
@@ -203,7 +357,6 @@ def test_sessions(cluster):
         ],
     }
     looks = [
-        {"3": {"reason": "py-spy: denied", "title": "python train.py"}},
         {
             "1": {
                 "title": "ray::Trainer.step  ",
@@ -212,10 +365,9 @@ def test_sessions(cluster):
             },
             "2": {"title": "ray::evaluate", "places": [None]},
         },
+        {"3": {"reason": "py-spy: denied", "title": "python train.py"}},
     ]
-    cluster(
-        says(tables, [{"answer": json.dumps(look)} for look in looks[::-1]])
-    )
+    cluster.workers = [{"answer": json.dumps(look)} for look in looks]
 
     first, second, third = ray_debug_sessions("h:1")
 
@@ -224,7 +376,8 @@ def test_sessions(cluster):
         "Trainer.step (train.py:41)" == str(first)
     )
     assert ("/w", "cc") == (first.cwd, first.actor_id)
-    assert ("evaluate", NO_FRAMES) == (second.task, second.note)
+    assert "evaluate" == second.task
+    assert second.note.startswith(NO_FRAMES)
     assert "driver, pid 3 on node-2" in str(third)
     assert "py-spy: denied" == third.note
     assert "step (train.py:41)" not in json.dumps(first.to_dict())
@@ -254,26 +407,15 @@ def test_sessions(cluster):
         "no places",
     ],
 )
-def test_unseen(cluster, answers, note):
+def test_unseen(session, answers, note):
     """
     Without a look, the session is there with the reason.
     """
-    cluster(says({"address": "h:1", "workers": [worker(1)]}, answers))
+    found = session(*answers)
 
-    (session,) = ray_debug_sessions()
-
-    assert (None, note) == (session.location, session.note)
-    assert note in str(session)
-    assert "worker" == session.title
-
-
-def test_nobody(cluster):
-    """
-    Where nobody waits, no worker is asked.
-    """
-    cluster("assert task['errands'] is None\n" + says({"workers": []}))
-
-    assert () == ray_debug_sessions("auto")
+    assert (None, note) == (found.location, found.note)
+    assert note in str(found)
+    assert "worker" == found.title
 
 
 def legacy(**changes):
@@ -290,9 +432,10 @@ def legacy(**changes):
     }
 
 
-def test_legacy():
+def test_legacy(cluster):
     """
-    The older debugger tells file and line by itself; who died is left out.
+    The older debugger gives file and line by itself; the record of a process
+    that died is left out.
     """
     records = [
         legacy(),
@@ -302,8 +445,9 @@ def test_legacy():
         legacy(worker_id="w2", filename=None, proctitle=None),
     ]
     workers = [worker(1, paused=0), worker(2, paused=0)]
+    cluster.tables = {"workers": workers, "legacy": records}
 
-    unknown, known = sessions_in({"workers": workers, "legacy": records})
+    unknown, known = ray_debug_sessions()
 
     assert ("legacy", "localhost", 4444, "Trainer.step") == (
         known.kind,
@@ -321,170 +465,87 @@ def test_legacy():
 @pytest.mark.parametrize(
     "tables",
     [
+        {"workers": []},
         {"workers": "x", "nodes": 7, "legacy": {}},
         {"workers": [7, None, {}, {"port": True, "ip": 3, "paused": "x"}]},
         {"workers": [worker(1, port=1 << 16)]},
         {"workers": [worker(1, ip="")]},
     ],
-    ids=["no tables", "no rows", "no port", "no host"],
+    ids=["nobody", "no tables", "no rows", "no port", "no host"],
 )
-def test_hostile_tables(tables):
+def test_hostile_tables(cluster, tables):
     """
-    Tables of another form have no sessions.
+    Tables of another form have no sessions; where none waits, no worker is
+    asked.
     """
-    assert () == sessions_in(tables)
+    cluster.tables = tables
+
+    assert () == ray_debug_sessions("auto")
+    assert [None] == [question["errands"] for question in cluster.asked]
 
 
 @pytest.mark.parametrize(
-    ("code", "message"),
+    ("said", "message"),
     [
-        ("sys.exit('no\\x1b[2J way')", "no way"),
-        ("print(json.dumps({'reason': 'too\\x1b[2J old'}))", "too old"),
-        ("print('x' * 100000)", "no answer"),
-        ("print('[' * 100000)", "no answer"),
-        ("print('7')", "no answer"),
-        ("print(json.dumps({'answer': 7}))", "nobody understands: 7"),
-        ("time.sleep(600)", "no Ray cluster answers at auto within 2 s"),
+        ({"output": b"", "complaint": b"no\x1b[2J way"}, "no way"),
+        ({"reason": "too\x1b[2J old"}, "too old"),
+        ({"output": b"x" * 100000}, "no answer"),
+        ({"output": b"[" * 100000}, "no answer"),
+        ({"output": b"7"}, "no answer"),
+        ({"answer": 7}, "nobody understands: 7"),
+        (
+            {"output": b"", "status": None},
+            "no Ray cluster answers at auto within 60 s",
+        ),
     ],
     ids=["exit", "reason", "text", "deep", "number", "other", "silent"],
 )
-def test_no_cluster(cluster, monkeypatch, code, message):
+def test_no_cluster(cluster, said, message):
     """
-    Without a cluster, there is a reason and a remedy, in time.
+    Without a cluster, there is a reason and a remedy.
     """
-    monkeypatch.setattr(asking, "_GRACE_S", 0.1)
-    cluster(code)
+    cluster.said = said
 
     with pytest.raises(NodesError, match=message) as caught:
-        ask_tables(None, timeout_s=2 if "sleep" in code else 60)
+        ray_debug_sessions()
 
     assert caught.value.remedy
 
 
 @pytest.mark.parametrize("address", ["", "local", "ray://h:10001"])
-def test_no_address(cluster, address):
+def test_no_address(cluster, monkeypatch, address):
     """
-    No cluster is started, and none is reached by a proxy.
+    No cluster is started, and none is reached by a proxy; without Ray, it is
+    said what to install.
     """
     with pytest.raises(NodesError, match="is no address of a running"):
-        ask_tables(address, timeout_s=1)
-
-
-def test_no_ray(monkeypatch):
-    """
-    Without Ray, it is said what to install.
-    """
-    monkeypatch.setattr(asking, "find_spec", lambda name: None)
-
+        ray_debug_sessions(address)
+    monkeypatch.delitem(sys.modules, "ray")
+    monkeypatch.setattr(sys, "path", [])
     with pytest.raises(MissingDependencyError, match="Ray is not installed"):
-        ask_tables("h:1", timeout_s=1)
+        ray_debug_sessions("h:1")
+
+    assert [] == cluster.asked
 
 
-def test_no_errands(cluster):
-    """
-    Who asks nothing of the workers gets no answer, and starts nothing.
-    """
-    cluster("sys.exit('started')")
-
-    assert [] == ask_workers("h:1", [], timeout_s=1)
-
-
-def test_own_cluster(cluster, monkeypatch):
+def test_own_cluster(cluster):
     """
     A process that is connected means its own cluster.
     """
     context = types.SimpleNamespace(gcs_address="1.1.1.1:6379")
-    fake = types.SimpleNamespace(
-        is_initialized=lambda: True, get_runtime_context=lambda: context
-    )
-    monkeypatch.setitem(sys.modules, "ray", fake)
-    cluster("print(json.dumps({'answer': {'address': task['address']}}))")
+    sys.modules["ray"].is_initialized = lambda: True
+    sys.modules["ray"].get_runtime_context = lambda: context
 
-    assert "1.1.1.1:6379" == ask_tables("auto", timeout_s=60)["address"]
-    assert "h:1" == ask_tables("h:1", timeout_s=60)["address"]
+    ray_debug_sessions("auto")
+    ray_debug_sessions("h:1")
+
+    assert ["1.1.1.1:6379", "h:1"] == [q["address"] for q in cluster.asked]
 
 
-class Proto(types.SimpleNamespace):
+def test_tables(ray):
     """
-    What Ray's tables hold; what is not given is empty.
-    """
-
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return self.__dict__.get("empty", "")
-
-    @staticmethod
-    def parser():
-        """
-        Takes what is there already for what was parsed.
-        """
-        return types.SimpleNamespace(FromString=lambda data: data)
-
-
-def place(worker_id, node=b"\xaa"):
-    """
-    Where a worker is.
-    """
-    return Proto(worker_id=worker_id, node_id=node, ip_address="10.0.0.1")
-
-
-@pytest.fixture
-def ray(monkeypatch):
-    """
-    Make Ray of these tables, and of these stored values.
-    """
-
-    def make(stored=(), **tables):
-        stored = dict(stored)
-        accessor = types.SimpleNamespace(
-            get_node_table=lambda: tables.get("nodes", []),
-            get_actor_table=lambda *_: tables.get("actors", []),
-            get_worker_table=lambda: tables.get("workers", []),
-            get_job_table=lambda: tables.get("jobs", []),
-        )
-        state = types.SimpleNamespace(
-            _initialize_global_state=lambda options: None,
-            _connect_and_get_accessor=lambda: accessor,
-        )
-        store = types.SimpleNamespace(
-            internal_kv_get=lambda key, space, wait: stored.get(key),
-            internal_kv_keys=lambda prefix, space, wait: [
-                key for key in stored if key.startswith(prefix)
-            ],
-        )
-        kinds = ("ActorTableData", "JobTableData", "WorkerTableData")
-        modules = {
-            "ray": types.SimpleNamespace(),
-            "ray._private": types.SimpleNamespace(
-                services=types.SimpleNamespace(
-                    canonicalize_bootstrap_address_or_die=str.upper
-                )
-            ),
-            "ray._private.state": types.SimpleNamespace(
-                GlobalState=lambda: state
-            ),
-            "ray._raylet": types.SimpleNamespace(
-                GcsClient=lambda address: store,
-                GcsClientOptions=types.SimpleNamespace(
-                    create=lambda *args, **kwargs: None
-                ),
-            ),
-            "ray.core": types.SimpleNamespace(),
-            "ray.core.generated": types.SimpleNamespace(),
-            "ray.core.generated.gcs_pb2": types.SimpleNamespace(
-                **{kind: Proto.parser() for kind in kinds}
-            ),
-        }
-        for name, module in modules.items():
-            monkeypatch.setitem(sys.modules, name, module)
-
-    return make
-
-
-def test_read_tables(ray):
-    """
-    The tables tell who is paused, with its actor; the dead are left out.
+    The tables hold the paused workers, with their actors; the dead are left
+    out.
     """
     row = {
         "NodeID": "aa",
@@ -493,7 +554,8 @@ def test_read_tables(ray):
         "Resources": {"node:__internal_head__": 1.0},
     }
     paused = {"is_alive": True, "num_paused_threads": 1, "pid": 7}
-    actor = Proto(
+    running = {**paused, "num_paused_threads": 0}
+    actor = proto(
         state=2,
         address=place(b"\x01"),
         actor_id=b"\xcc",
@@ -503,39 +565,34 @@ def test_read_tables(ray):
         serialized_runtime_env='{"env_vars": {"A": "1"}, "nsight": "x"}',
         ray_namespace="me",
     )
-    ray(
-        stored={
-            b"webui:url": b"127.0.0.1:8265",
-            b"CLUSTER_METADATA": b'{"ray_version": "2.60.0"}',
-            b"RAY_PDB_1": b'{"worker_id": "03", "traceback": "long"}',
-            b"RAY_PDB_CONTINUE_1": b"{}",
-            b"RAY_PDB_2": b"[]",
-        },
-        nodes=[
+    ray.stored |= {
+        b"webui:url": b"127.0.0.1:8265",
+        b"CLUSTER_METADATA": b'{"ray_version": "2.60.0"}',
+        b"RAY_PDB_1": b'{"worker_id": "03", "traceback": "long"}',
+        b"RAY_PDB_CONTINUE_1": b"{}",
+        b"RAY_PDB_2": b"[]",
+    }
+    ray.tables |= {
+        "nodes": [
             {**row, "Alive": True},
             {**row, "Alive": False},
             {**row, "NodeID": "bb", "Resources": None, "Alive": True},
         ],
-        actors=[actor, Proto(state=4)],
-        workers=[
-            Proto(
+        "actors": [actor, proto(state=4)],
+        "workers": [
+            proto(
                 **paused, worker_address=place(b"\x01"), debugger_port=50001
             ),
-            Proto(**paused, worker_address=place(b"\x02"), worker_type=1),
-            Proto(**{**paused, "is_alive": False}, worker_address=place(b"")),
-            Proto(
-                **{**paused, "num_paused_threads": 0},
-                worker_address=place(b"\x03"),
-            ),
-            Proto(
-                **{**paused, "num_paused_threads": 0},
-                worker_address=place(b"\x04"),
-            ),
+            proto(**paused, worker_address=place(b"\x02"), worker_type=1),
+            proto(**{**paused, "is_alive": False}, worker_address=place(b"")),
+            proto(**running, worker_address=place(b"\x03")),
+            proto(**running, worker_address=place(b"\x04")),
         ],
-    )
+    }
 
-    got = read_tables("h:1")
+    got = ask_child()["answer"]
 
+    assert "H:1" == got["address"]
     assert ["01", "02", "03"] == [w["worker_id"] for w in got["workers"]]
     first, second, _ = got["workers"]
     assert ("tr", "Trainer", "cc", "09", 50001, False) == (
@@ -564,45 +621,39 @@ def job(number, env, *, space="me", **rest):
     """
     info = types.SimpleNamespace(serialized_runtime_env=env)
     config = types.SimpleNamespace(ray_namespace=space, runtime_env_info=info)
-    return Proto(job_id=number, config=config, **rest)
+    return proto(job_id=number, config=config, **rest)
 
 
-def test_environments(ray, monkeypatch):
+def test_environments(ray):
     """
-    Each environment in use is told once, with who has it and where, without
-    those of Ray, ours, and the dead.
+    Each environment in use is listed once, with its users and nodes, up to a
+    limit, without those of Ray, ours, and the dead.
     """
     hook = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"
-    monkeypatch.setattr(
-        "distdebug.debugger.ray_debugger.tables._MOST_ENVIRONMENTS", 2
-    )
     text = json.dumps({"pip": ["x"], "env_vars": {hook: "y"}})
     more = {"state": 2, "ray_namespace": "me", "address": place(b"", b"\xbb")}
-    ray(
-        nodes=[
-            {
-                "NodeID": "aa",
-                "NodeManagerHostname": "n",
-                "NodeManagerAddress": "i",
-                "Alive": True,
-            }
-        ],
-        jobs=[
+    node = {"NodeID": "aa", "NodeManagerHostname": "n", "Alive": True}
+    ray.tables |= {
+        "nodes": [{**node, "NodeManagerAddress": "i"}],
+        "jobs": [
             job(b"\x01", text),
             job(b"\x02", "no JSON"),
             job(b"\x03", text, is_dead=True),
             job(b"\x04", text, space="_ray_internal"),
             job(b"\x05", text),
         ],
-        actors=[
-            Proto(class_name="A", serialized_runtime_env=text, **more),
-            Proto(class_name="A", serialized_runtime_env=text, **more),
-            Proto(class_name="B", serialized_runtime_env='{"uv": 1}', **more),
-            Proto(class_name="C", **{**more, "ray_namespace": "_distdebug"}),
+        "actors": [
+            proto(class_name="A", serialized_runtime_env=text, **more),
+            proto(class_name="A", serialized_runtime_env=text, **more),
+            proto(class_name="C", **{**more, "ray_namespace": "_distdebug"}),
+            *(
+                proto(class_name="B", serialized_runtime_env=uv, **more)
+                for uv in (f'{{"uv": {n}}}' for n in range(50))
+            ),
         ],
-    )
+    }
 
-    got = read_tables("h:1")["environments"]
+    got = ask_child()["answer"]["environments"]
 
     assert [
         {
@@ -611,38 +662,17 @@ def test_environments(ray, monkeypatch):
             "nodes": ["aa", "bb"],
         },
         {"env": {}, "who": ["job 02"], "nodes": ["aa"]},
-    ] == got
+        {"env": {"uv": 0}, "who": ["B"], "nodes": ["bb"]},
+    ] == got[:3]
+    assert 32 == len(got)
 
 
-def ask_child(**question):
-    """
-    What the child process answers.
-    """
-    out = io.StringIO()
-    status = child.main(io.StringIO(json.dumps(question) + "\n"), out)
-    return status, json.loads(out.getvalue())
-
-
-def test_child(ray, monkeypatch):
-    """
-    The child answers what it was asked for, at the address that Ray knows.
-    """
-    ray()
-    monkeypatch.setattr(errands, "ask_workers", lambda *args: list(args))
-
-    tables = ask_child(address="h:1", errands=None, timeout_s=1)
-    workers = ask_child(address="h:1", errands=[7], timeout_s=1)
-
-    assert (0, "H:1") == (tables[0], tables[1]["answer"]["address"])
-    assert (0, {"answer": ["H:1", [7], 1]}) == workers
-
-
-def test_token(ray, monkeypatch):
+@pytest.mark.parametrize("knows_tokens", [True, False])
+def test_token(ray, monkeypatch, knows_tokens):
     """
     Ray is let find the user's token for the cluster of this node, not for
-    an address that was given.
+    an address that was given; one that knows of no tokens does without.
     """
-    ray()
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     asked = []
     setup = types.SimpleNamespace(
@@ -652,151 +682,58 @@ def test_token(ray, monkeypatch):
     )
     package = "ray._private.authentication"
     for name in (package, f"{package}.authentication_token_setup"):
-        monkeypatch.setitem(sys.modules, name, setup)
+        monkeypatch.setitem(sys.modules, name, setup if knows_tokens else None)
 
-    ask_child(address="h:1", errands=None, timeout_s=1)
+    ask_child(address="h:1")
     given = list(asked)
-    ask_child(address="auto", errands=None, timeout_s=1)
+    got = ask_child(address="auto")
     monkeypatch.setenv("RAY_ADDRESS", "h:1")
-    ask_child(address="auto", errands=None, timeout_s=1)
+    ask_child(address="auto")
 
-    assert ([], [{"warn_if_disabled": False}]) == (given, asked)
+    assert ([], [{"warn_if_disabled": False}] * knows_tokens) == (given, asked)
+    assert "AUTO" == got["answer"]["address"]
 
 
-def test_no_token(ray, monkeypatch):
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("does", "timeout_s", "message"),
+    [
+        ("raise ConnectionError('no cluster')", 60, "Error: no cluster"),
+        ("import time; time.sleep(60)", 0.5, "answers at h:1 within 0.5 s"),
+    ],
+    ids=["fails", "silent"],
+)
+def test_process(tmp_path, monkeypatch, does, timeout_s, message):
     """
-    A Ray that knows of no tokens does without.
+    Ray is asked by a process of its own, which says one line, whatever Ray
+    prints, and ends in time.
     """
-    ray()
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    name = "ray._private.authentication.authentication_token_setup"
-    monkeypatch.setitem(sys.modules, name, None)
-
-    got = ask_child(address="auto", errands=None, timeout_s=1)
-
-    assert "AUTO" == got[1]["answer"]["address"]
-
-
-def test_child_fails(ray):
-    """
-    Whatever Ray raises, also its exit, is an answer.
-    """
-    ray()
-
-    def fail(address):
-        msg = f"{address} is no cluster\nat all"
-        raise SystemExit(msg)
-
-    services = sys.modules["ray._private"].services
-    services.canonicalize_bootstrap_address_or_die = fail
-
-    got = ask_child(address="h:1", errands=None, timeout_s=1)
-
-    assert (0, {"reason": "SystemExit: h:1 is no cluster"}) == got
-
-
-def test_child_process(cluster, monkeypatch):
-    """
-    As a process, it says one line, whatever Ray prints.
-    """
-    root = Path(asking.__file__).parents[3]
-    folder = Path(os.environ["PYTHONPATH"])
-    package = folder / "ray" / "_private"
+    package = tmp_path / "ray" / "_private"
     package.mkdir(parents=True)
     for path in (package.parent, package):
         (path / "__init__.py").write_text("")
     (package / "services.py").write_text(
         "def canonicalize_bootstrap_address_or_die(address):\n"
         "    print('noise')\n"
-        "    raise ConnectionError('no cluster')\n"
+        f"    {does}\n"
     )
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, [folder, root])))
-    monkeypatch.setattr(asking, "_MODULE", child.__name__)
+    root = Path(distdebug.__file__).parents[1]
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{root}")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
 
-    with pytest.raises(NodesError, match="ConnectionError: no cluster"):
-        ask_tables("h:1", timeout_s=60)
-
-
-class Remote:
-    """
-    A Ray that answers what it is told to.
-    """
-
-    def __init__(self, answers):
-        self.answers = iter(answers)
-        self.options_seen, self.cancelled, self.ended = [], [], 0
-        self.cloudpickle = types.SimpleNamespace(
-            register_pickle_by_value=lambda module: None
-        )
-
-    def init(self, *args, **kwargs):
-        """
-        Connect.
-        """
-
-    def shutdown(self):
-        """
-        Disconnect.
-        """
-        self.ended += 1
-
-    def remote(self, **_):
-        """
-        Make tasks of functions.
-        """
-
-        def options(**options):
-            self.options_seen.append(options)
-            return types.SimpleNamespace(remote=lambda *args: object())
-
-        return lambda function: types.SimpleNamespace(options=options)
-
-    def wait(self, refs, **_):
-        """
-        Wait for nobody.
-        """
-
-    def get(self, ref, timeout):
-        """
-        The next answer.
-        """
-        answer = next(self.answers)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def cancel(self, ref, **_):
-        """
-        End a task.
-        """
-        self.cancelled.append(ref)
-        raise ValueError
+    with pytest.raises(NodesError, match=message):
+        ray_debug_sessions("h:1", timeout_s=timeout_s)
 
 
-def test_errands(monkeypatch):
+def test_errands(ray):
     """
     Each errand has an answer of its own, or a reason; late ones are ended.
+    Whatever Ray raises, also its exit, is an answer.
     """
+    ray.answers += ["{}", LateError(), ValueError("broken"), 7]
 
-    class LateError(Exception):
-        """
-        As Ray's own.
-        """
-
-    remote = Remote(["{}", LateError(), ValueError("broken"), 7])
-    strategies = "ray.util.scheduling_strategies"
-    for name, module in {
-        "ray": remote,
-        "ray.exceptions": types.SimpleNamespace(GetTimeoutError=LateError),
-        "ray.util": types.SimpleNamespace(),
-        strategies: types.SimpleNamespace(
-            NodeAffinitySchedulingStrategy=lambda node, soft: node
-        ),
-    }.items():
-        monkeypatch.setitem(sys.modules, name, module)
-    errand = {"ask": "tell_environment", "with": [], "node": "aa", "env": {}}
-
-    got = errands.ask_workers("h:1", [errand] * 4, 5)
+    got = ask_child(errands=[errand("tell_environment")] * 4)["answer"]
 
     assert [
         {"answer": "{}"},
@@ -804,83 +741,58 @@ def test_errands(monkeypatch):
         {"reason": "ValueError: broken"},
         {"reason": "a worker answered what nobody understands"},
     ] == got
-    assert (1, 1) == (len(remote.cancelled), remote.ended)
-    assert "aa" == remote.options_seen[0]["scheduling_strategy"]
-    assert [] == errands.ask_workers("h:1", [], 5)
+    assert ["aa", "aa", "aa", "aa", "cancel", "shutdown"] == ray.calls
+    assert [] == ask_child(errands=[])["answer"]
+    ray.shutdown = Mock(side_effect=SystemExit("no cluster\nat all"))
+    assert {"reason": "SystemExit: no cluster"} == ask_child(errands=[])
 
 
-def test_tell_environment(monkeypatch):
+def test_tell_environment(ray, monkeypatch):
     """
-    A worker tells its versions, and why debugpy cannot be loaded.
+    A worker reports its versions, and why debugpy cannot be loaded.
     """
-    fake = types.SimpleNamespace(__version__="1.8.9")
-    monkeypatch.setitem(sys.modules, "ray", fake)
-    monkeypatch.setitem(sys.modules, "debugpy", fake)
     monkeypatch.setenv("RAY_DEBUG", "legacy")
     monkeypatch.delenv("RAY_DEBUG_POST_MORTEM", raising=False)
+    told = []
+    for debugpy in (types.SimpleNamespace(__version__="1.8.9"), None):
+        monkeypatch.setitem(sys.modules, "debugpy", debugpy)
+        got = ask_child(errands=[errand("tell_environment")])
+        told.append(json.loads(got["answer"][0]["answer"]))
 
-    there = json.loads(in_worker.tell_environment())
-    monkeypatch.setitem(sys.modules, "debugpy", None)
-    missing = json.loads(in_worker.tell_environment())
-
-    assert ("1.8.9", "1.8.9", "legacy", None, "") == (
-        there["ray"],
-        there["debugpy"],
-        there["RAY_DEBUG"],
-        there["RAY_DEBUG_POST_MORTEM"],
-        there["reason"],
-    )
-    assert None is missing["debugpy"]
-    assert "ModuleNotFoundError" in missing["reason"]
-
-
-@pytest.fixture
-def spy(tmp_path, monkeypatch):
-    """
-    Makes py-spy of this code.
-    """
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-
-    def write(code):
-        tool = tmp_path / "py-spy"
-        tool.write_text(f"#!/bin/sh\n{code}\n")
-        tool.chmod(0o755)
-
-    return write
+    there, missing = told
+    reason = missing.pop("reason")
+    facts = {"ray": "2.9.9", "RAY_DEBUG": "legacy"}
+    facts |= {"RAY_DEBUG_POST_MORTEM": None, "executable": sys.executable}
+    facts |= {"python": platform.python_version()}
+    assert {**facts, "debugpy": "1.8.9", "reason": ""} == there
+    assert {**facts, "debugpy": None} == missing
+    assert "ModuleNotFoundError" in reason
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
-    ("code", "key", "expected"),
+    ("code", "expected"),
     [
-        ('test "$5" = --pid && echo "[]"', "reason", ""),
-        ("echo denied >&2; exit 1", "reason", "py-spy: denied"),
-        ("exec sleep 60", "reason", "TimeoutExpired"),
+        ('test "$5" = --pid && echo "[]"', ""),
+        ("echo denied >&2; exit 1", "py-spy: denied"),
+        ("exec /bin/sleep 60", "TimeoutExpired"),
+        (None, "py-spy is not installed there"),
     ],
-    ids=["seen", "denied", "late"],
+    ids=["seen", "denied", "late", "missing"],
 )
-def test_see_processes(spy, code, key, expected):
+def test_see_processes(ray, spy, monkeypatch, code, expected):
     """
-    A process is looked at, in time, or it is said why not.
+    A process is looked at, in time, or it is said why not; one that is gone
+    costs its own look only.
     """
-    spy(code)
+    if code:
+        spy(code)
+    else:
+        monkeypatch.setenv("PATH", "/no/such/folder")
 
-    seen = json.loads(in_worker.see_processes([os.getpid()], 2.0))
+    gone, look = seen(1 << 30, os.getpid(), seconds=0.3).values()
 
-    (look,) = seen.values()
-    assert expected in look[key]
+    assert "FileNotFoundError" in gone["reason"]
+    assert expected in look["reason"]
     assert str(Path.cwd()) == look["cwd"]
     assert "python" in look["title"] or "pytest" in look["title"]
-
-
-def test_see_nobody(spy, monkeypatch):
-    """
-    A process that is gone costs its own look only; so does a missing tool.
-    """
-    monkeypatch.setattr(in_worker.shutil, "which", lambda *_, **__: None)
-
-    seen = json.loads(in_worker.see_processes([1 << 30, os.getpid()], 2.0))
-
-    gone, missing = seen.values()
-    assert "FileNotFoundError" in gone["reason"]
-    assert "py-spy is not installed there" == missing["reason"]

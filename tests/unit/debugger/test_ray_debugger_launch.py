@@ -10,8 +10,12 @@ import stat
 
 import pytest
 
-from distdebug.debugger import RayDebugSession, launch_json, write_launch_json
-from distdebug.debugger.ray_debugger.model import RayDebuggerCheck
+from distdebug.debugger import (
+    RayDebuggerCheck,
+    RayDebugSession,
+    launch_json,
+    write_launch_json,
+)
 from distdebug.errors import LaunchFileError
 from distdebug.findings import Location
 
@@ -67,7 +71,8 @@ def test_launch():
 
 def test_launch_check():
     """
-    A check knows who waits; where nobody does, there is nothing to start.
+    A check holds the sessions that wait; without any, there is nothing to
+    start.
     """
     check = RayDebuggerCheck(checks=(), sessions=(session(50001),))
 
@@ -103,8 +108,8 @@ def test_long_names():
 )
 def test_mappings(changes, given, expected):
     """
-    A copy that Ray unpacked stands for the opened folder; all else lies at
-    the same path, unless told otherwise.
+    A copy that Ray unpacked stands for the opened folder; all else lies at the
+    same path, unless a mapping is given.
     """
     (got,) = launch_json([session(1, **changes)], path_mappings=given)[
         "configurations"
@@ -112,18 +117,6 @@ def test_mappings(changes, given, expected):
 
     pair = {"localRoot": "${workspaceFolder}", "remoteRoot": expected}
     assert ([pair] if expected else None) == got.get("pathMappings")
-
-
-def test_write(tmp_path):
-    """
-    In a folder, it is the launch.json of its .vscode.
-    """
-    launch = launch_json([session(50001)])
-
-    path = write_launch_json(tmp_path, launch)
-
-    assert tmp_path / ".vscode" / "launch.json" == path
-    assert launch == json.loads(path.read_text())
 
 
 def test_merge(tmp_path):
@@ -155,17 +148,18 @@ def test_merge(tmp_path):
 
 def test_again(tmp_path):
     """
-    Written twice, nothing is there twice; at the end, nothing is left.
+    In a folder, it is the launch.json of its .vscode; written twice, nothing
+    is there twice; at the end, nothing is left.
     """
-    path = tmp_path / "launch.json"
     launch = launch_json([session(50001)])
 
-    write_launch_json(path, launch)
+    path = write_launch_json(tmp_path, launch)
     write_launch_json(path, launch)
     twice = json.loads(path.read_text())
     path.write_text('{"configurations": []}')
     write_launch_json(path, launch_json([]))
 
+    assert tmp_path / ".vscode" / "launch.json" == path
     assert launch == twice
     assert {"configurations": [], "version": "0.2.0", "compounds": []} == (
         json.loads(path.read_text())
@@ -213,40 +207,30 @@ def test_refused(tmp_path, text, message):
     assert caught.value.remedy
 
 
-def test_no_file(tmp_path):
+@pytest.mark.parametrize("kind", ["pipe", "no folder", "loop", "full disk"])
+def test_not_written(tmp_path, monkeypatch, kind):
     """
-    A pipe is not waited for, and a folder that is none is told.
+    A pipe is not waited for; a folder that is none, a link that leads nowhere,
+    and a full disk are errors.
     """
-    os.mkfifo(tmp_path / "launch.json")
-    (tmp_path / "file").write_text("")
+    path = tmp_path / "launch.json"
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "no folder":
+        path = tmp_path / "file" / "launch.json"
+        path.parent.write_text("")
+    elif kind == "loop":
+        path.symlink_to("launch.json")
+    else:
 
-    for name in ("launch.json", "file/launch.json"):
-        with pytest.raises(LaunchFileError):
-            write_launch_json(tmp_path / name, launch_json([session(50001)]))
+        def fail(*_, **__):
+            raise OSError(28, "No space left on device")
 
+        monkeypatch.setattr(os, "fsync", fail)
+        monkeypatch.setattr(os, "replace", fail)
+        monkeypatch.setattr(os, "rename", fail)
 
-def test_endless_link(tmp_path):
-    """
-    A link that leads nowhere is told.
-    """
-    link = tmp_path / "launch.json"
-    link.symlink_to("launch.json")
+    with pytest.raises(LaunchFileError) as caught:
+        write_launch_json(path, launch_json([session(50001)]))
 
-    with pytest.raises(LaunchFileError):
-        write_launch_json(link, launch_json([session(50001)]))
-
-
-def test_not_written(tmp_path, monkeypatch):
-    """
-    A disk that takes nothing is told.
-    """
-
-    def fail(path, data):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(
-        "distdebug.debugger.ray_debugger.launch.write_whole", fail
-    )
-
-    with pytest.raises(LaunchFileError, match="No space left"):
-        write_launch_json(tmp_path, launch_json([session(50001)]))
+    assert kind != "full disk" or "No space left" in str(caught.value)

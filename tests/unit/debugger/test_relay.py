@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import socket
 import stat
@@ -16,18 +17,21 @@ import time
 
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from distdebug.__main__ import main
-from distdebug.debugger import Listing, connect, relay, run_shell
-from distdebug.debugger.client import here, opening, there
-from distdebug.debugger.client.attaching import Attached
-from distdebug.debugger.client.model import LostNode, Silent
-from distdebug.debugger.wire import LIMIT_BYTES, Feed, pack
+from distdebug.debugger import (
+    Listing,
+    LostNode,
+    Silent,
+    connect,
+    relay,
+)
+from distdebug.debugger.client import there
 from distdebug.errors import DebuggerError, NodesError
 from distdebug.nodes import Channel
-from distdebug.nodes.model import NodeStatus, Trouble
 
 
 RANK = "0.1.sock"
@@ -35,14 +39,14 @@ RANK = "0.1.sock"
 
 class Client:
     """
-    Who talks to a relay line by line.
+    A client that talks to a relay line by line.
     """
 
     def __init__(self, folder=None, seconds=60):
         self.alarms = []
         self.socket, theirs = socket.socketpair()
-        self.feed = Feed()
-        self.got = []
+        self.socket.settimeout(30)
+        self.lines = self.socket.makefile("rb")
         self.status = None
 
         def work():
@@ -57,30 +61,32 @@ class Client:
 
         self.thread = threading.Thread(target=work, daemon=True)
         self.thread.start()
-        self.socket.settimeout(30)
 
     def hear(self):
         """
         The next message; None if there are no more.
         """
-        while not self.got:
-            data = self.socket.recv(1 << 16)
-            if not data:
-                return None
-            self.got += self.feed.take(data)
-        return self.got.pop(0)
+        line = self.lines.readline()
+        return json.loads(line) if line else None
+
+    def say(self, **request):
+        """
+        Ask something, and do not wait.
+        """
+        self.socket.sendall(json.dumps(request).encode() + b"\n")
 
     def ask(self, **request):
         """
         What the relay answers.
         """
-        self.socket.sendall(pack({"id": 7, **request}))
+        self.say(id=7, **request)
         return self.hear()
 
     def end(self):
         """
         Hang up; the status with which the relay ends.
         """
+        self.lines.close()
         self.socket.close()
         self.thread.join(30)
         return self.status
@@ -151,23 +157,26 @@ class TestRelay:
 
     def test_unsafe(self, client, socket_folder, answering_rank):
         """
-        A folder that others may enter is told of, and not used any more.
+        A folder that others may enter is an error, and not used any more;
+        where it has gone, there is no rank any more.
         """
         rank = answering_rank(socket_folder, 0)
-        client.ask(op="who")
+        assert 1 == len(client.ask(op="who")["ranks"])
         socket_folder.chmod(0o777)
 
         assert "others may enter" in client.ask(op="who")["error"]
         assert stat.S_IMODE(socket_folder.stat().st_mode) == 0o777
         assert [] == rank.lines
+        rank.path.unlink()
+        socket_folder.rmdir()
+        assert {} == client.ask(op="who")["ranks"]
 
-    def test_nobody_yet(self, tmp_path, monkeypatch, socket_folder):
+    def test_nobody_yet(self, tmp_path, base):
         """
-        Where no rank has begun to listen, nobody is there, until one does.
+        Where no rank has begun to listen, the relay lists none, until one
+        does.
         """
-        monkeypatch.delenv("DISTDEBUG_DIR")
-        jobs = []
-        monkeypatch.setattr(here, "job_folders", lambda: jobs)
+        base.chmod(0o700)
         without, missing = Client(), Client(tmp_path / "missing")
 
         for one in (without, missing):
@@ -178,55 +187,40 @@ class TestRelay:
             assert {"id": 7, "told": []} == one.ask(op="outside", pids=[1])
             assert 0 == one.end()
 
-    def test_vanished(self, client, socket_folder, answering_rank):
-        """
-        Where the folder has gone, nobody is there any more.
-        """
-        answering_rank(socket_folder, 0)
-        assert 1 == len(client.ask(op="who")["ranks"])
-        for path in socket_folder.iterdir():
-            path.unlink()
-        socket_folder.rmdir()
-
-        assert {} == client.ask(op="who")["ranks"]
-
-    def test_outside(self, client, socket_folder, answering_rank, monkeypatch):
+    def test_outside(
+        self, client, socket_folder, answering_rank, from_outside
+    ):
         """
         Only processes that have a socket are looked at from outside.
         """
         answering_rank(socket_folder, 0)
         looked = []
-        monkeypatch.setattr(
-            relay,
-            "stacks_from_outside",
-            lambda pids: [looked.append(pid) or f"at {pid}" for pid in pids],
-        )
+        unseen = SimpleNamespace(stacks=None, remedy="no")
+        from_outside(lambda pid: looked.append(pid) or unseen)
         client.ask(op="who")
 
         told = client.ask(op="outside", pids=[1, os.getpid()])
         nonsense = client.ask(op="outside", pids="all")
 
-        assert [f"at {os.getpid()}"] == told["told"]
         assert [os.getpid()] == looked
+        assert 1 == len(told["told"])
         assert [] == nonsense["told"]
-
-    def test_nonsense(self, client):
-        """
-        A relay does only what a relay does.
-        """
-        assert "does not do" in client.ask(op=[1])["error"]
-        assert "does not do" in client.ask(op="eval")["error"]
-        assert "does not do" in client.ask(op=None, wait="x")["error"]
 
     @pytest.mark.parametrize(
         "data",
-        [b"nonsense\n", b"[1]\n", b"x" * (LIMIT_BYTES + 2)],
+        [b"nonsense\n", b"[1]\n", b"x" * ((1 << 20) + 2)],
         ids=["no JSON", "no object", "too long"],
     )
     def test_malformed(self, client, data):
         """
-        What is no message ends the relay.
+        A relay does only what a relay does; what is no message ends it.
         """
+        for request in (
+            {"op": [1]},
+            {"op": "eval"},
+            {"op": None, "wait": "x"},
+        ):
+            assert "does not do" in client.ask(**request)["error"]
         client.socket.sendall(data)
 
         assert client.hear() is None
@@ -239,13 +233,9 @@ class TestRelay:
         rank = answering_rank(socket_folder, 0)
         rank.mute = {"eval"}
         client.ask(op="who")
-        client.socket.sendall(
-            pack({"id": 1, "op": "eval", "to": rank.path.name})
-        )
-        client.socket.sendall(
-            pack({"id": 2, "op": "hang up", "rank": rank.path.name})
-        )
-        client.socket.sendall(pack({"op": "hang up", "rank": "other"}))
+        client.say(id=1, op="eval", to=rank.path.name)
+        client.say(id=2, op="hang up", rank=rank.path.name)
+        client.say(op="hang up", rank="other")
 
         assert {"id": 1, "gone": True} == client.hear()
         assert {"id": 7, "gone": True} == client.ask(
@@ -267,9 +257,9 @@ class TestRelay:
     )
     def test_broken_rank(self, client, rank, said, heard):
         """
-        Of a rank that answers nothing sensible, that is told.
+        A rank that answers nothing sensible is reported as such.
         """
-        client.socket.sendall(pack({"id": 5, "op": "eval", "to": RANK}))
+        client.say(id=5, op="eval", to=RANK)
         rank.recv(1 << 16)
         rank.sendall(said)
         rank.close()
@@ -280,7 +270,7 @@ class TestRelay:
         """
         An answer that is too long to be handed back is an error.
         """
-        client.socket.sendall(pack({"id": 5, "op": "eval", "to": RANK}))
+        client.say(id=5, op="eval", to=RANK)
         rank.recv(1 << 16)
         # It takes more room when it is written down again.
         rank.sendall(b'{"id":1,"output":"' + "é".encode() * 300_000)
@@ -292,19 +282,18 @@ class TestRelay:
         """
         A question that a rank does not take at once is handed on in pieces.
         """
-        client.socket.sendall(pack({"id": 5, "to": RANK, "x": "y" * 900_000}))
-        time.sleep(0.1)
-        feed = Feed()
-        while not (got := feed.take(rank.recv(1 << 16))):
-            pass
-        rank.sendall(pack({"id": got[0]["id"]}))
+        client.say(id=5, to=RANK, x="y" * 900_000)
+        with rank.makefile("rb") as file:
+            got = json.loads(file.readline())
+        rank.sendall(json.dumps({"id": got["id"]}).encode() + b"\n")
 
         assert {"id": 5} == client.hear()
-        assert 900_000 == len(got[0]["x"])
+        assert 900_000 == len(got["x"])
 
+    @pytest.mark.process
     def test_process(self, socket_folder, answering_rank):
         """
-        It is a program that ends with its input, or when nobody asks.
+        It is a program that ends with its input, or without any question.
         """
         answering_rank(socket_folder, 0)
         root = str(Path(relay.__file__).parents[2])
@@ -323,7 +312,7 @@ class TestRelay:
         with start("60") as asked, start("1") as forgotten:
             for process in (asked, forgotten):
                 assert b'{"relay":1,' in process.stdout.readline()
-            asked.stdin.write(pack({"id": 1, "op": "who"}))
+            asked.stdin.write(b'{"id":1,"op":"who"}\n')
             asked.stdin.flush()
 
             assert 1 == len(json.loads(asked.stdout.readline())["ranks"])
@@ -344,8 +333,11 @@ class Nodes:
         self.argv = ()
         self.opened = []
         self.closed = 0
+        # What is said in the place of a relay, and what relays do at a request.
         self.says = {}
-        self.kept = []
+        self.answers = {}
+        self.gates = {}
+        self.links, self.threads = {}, []
 
     @contextmanager
     def doors(self, argv):
@@ -362,36 +354,57 @@ class Nodes:
         """
         Start one.
         """
-        folder = self.folders[host]
-        if folder is None:
+        if self.folders[host] is None:
             msg = "no such command"
             raise OSError(msg)
+        if self.folders[host] is KeyboardInterrupt:
+            raise KeyboardInterrupt
 
         self.opened.append(host)
         ours, theirs = socket.socketpair()
-        if host in self.says:
-            theirs.sendall(self.says[host])
-            if self.says[host]:
-                theirs.shutdown(socket.SHUT_WR)
-            self.kept.append(theirs)
-        else:
-            threading.Thread(
-                target=self.work, args=(theirs, folder), daemon=True
-            ).start()
+        self.links[host] = ours
+        thread = threading.Thread(
+            target=self.work, args=(theirs, host), daemon=True
+        )
+        thread.start()
+        self.threads.append(thread)
         return Channel(
             socket=ours,
-            why=lambda: Trouble(NodeStatus.DEAD, f"{host} is down", "wait"),
+            why=lambda: SimpleNamespace(
+                reason=f"{host} is down", remedy="wait"
+            ),
             wait=lambda _: None,
         )
 
-    @staticmethod
-    def work(theirs, folder):
+    def work(self, theirs, host):
         """
-        Be a relay.
+        Be a relay, or something else.
         """
-        with theirs:
-            handle = theirs.fileno()
-            relay.main(["60", str(folder)], handle, handle, lambda _: None)
+        with theirs, theirs.makefile("rwb", buffering=0) as lines:
+            if host in self.says:
+                lines.write(self.says[host])
+                if not self.says[host]:
+                    lines.readline()
+            elif host in self.answers:
+                lines.write(b'{"relay":1}\n')
+                for line in lines:
+                    request = json.loads(line)
+                    answer = self.answers[host].get(request["op"], {})
+                    data = json.dumps({"id": request["id"], **answer})
+                    lines.write(data.encode() + b"\n")
+            else:
+                relay.main(
+                    ["60", str(self.folders[host])],
+                    theirs.fileno(),
+                    theirs.fileno(),
+                    lambda _: self.gates.get(host, bool)(),
+                )
+
+    def hang_up(self, host):
+        """
+        Let the relay of a node end.
+        """
+        self.links[host].shutdown(socket.SHUT_RDWR)
 
 
 @pytest.fixture
@@ -408,8 +421,18 @@ def nodes(socket_folder, answering_rank):
     found = Nodes(**folders)
     found.ranks = made
     yield found
-    for one in found.kept:
-        one.close()
+    for thread in found.threads:
+        thread.join(30)
+
+
+def wait_for_select():
+    """
+    Wait until the main thread waits for what others say.
+    """
+    main_thread = threading.main_thread().ident
+    frames = sys._current_frames
+    while "select" != frames()[main_thread].f_code.co_name:
+        time.sleep(0.001)
 
 
 def texts(answers):
@@ -436,7 +459,6 @@ class TestNodes:
             (p.rank, p.host) for p in listing
         ]
         assert {0: "did p x", 1: "did p x", 2: "did p x"} == texts(asked)
-        assert isinstance(held, Attached)
         assert "did n" == stepped.text
         assert {0: "eval 0", 1: "eval 1"} == texts(values)
         assert ["ended"] == [o.state for o in going.outputs]
@@ -450,8 +472,8 @@ class TestNodes:
 
     def test_command(self, nodes):
         """
-        The relay is started by the Python of the nodes, and told the folder
-        only if it was chosen.
+        The relay is started by the Python of the nodes, with the folder only
+        if it was chosen.
         """
         with connect(nodes=nodes):
             usual = nodes.argv
@@ -468,11 +490,12 @@ class TestNodes:
         other.
         """
         nodes.folders |= {"c": None, "d": nodes.folders["a"].parent / "none"}
-        nodes.folders |= dict.fromkeys("efg", nodes.folders["a"])
+        nodes.folders |= dict.fromkeys("efgh", nodes.folders["a"])
         nodes.says = {
             "e": b"Welcome to node e\n",
             "f": b'{"relay":99}\n',
             "g": b'{"relay":nonsense\n',
+            "h": b"x" * ((1 << 16) + 1),
         }
 
         with connect(nodes=nodes) as client:
@@ -485,7 +508,8 @@ class TestNodes:
             LostNode(host="c", reason="no such command"),
             LostNode(host="e", reason="e is down", remedy="wait"),
         ] == sorted(listing.lost)[:2]
-        assert ["f", "g"] == [n.host for n in sorted(listing.lost)[2:]]
+        assert list("fgh") == [n.host for n in sorted(listing.lost)[2:]]
+        assert "what answers there is no relay" in str(listing)
         assert "version 99, not 1" in str(listing)
         assert listing.lost == answers.lost
         assert ("d",) == listing.idle
@@ -502,10 +526,7 @@ class TestNodes:
         monkeypatch.setattr(
             there.reach_nodes,
             "__kwdefaults__",
-            {
-                "timeout_s": 2.0,
-                "open_s": 0.2,
-            },
+            {"timeout_s": 2.0, "open_s": 0.2},
         )
         with connect(nodes=nodes) as client:
             listing = client.list()
@@ -513,66 +534,53 @@ class TestNodes:
         assert [0, 1, 2] == [p.rank for p in listing]
         assert ["no relay after 0.2 s"] == [n.reason for n in listing.lost]
 
-    def test_babbling_node(self, nodes):
-        """
-        A node that says too much before its relay greets is given up.
-        """
-        nodes.folders["babbler"] = nodes.folders["a"]
-        nodes.says["babbler"] = b"x" * ((1 << 16) + 1)
-
-        with connect(nodes=nodes) as client:
-            (lost,) = client.list().lost
-
-        assert "no relay" in lost.reason
-
-    def test_one_after_the_other(self, nodes):
+    def test_one_after_the_other(self, nodes, socket_folder):
         """
         Only so many relays are started at the same time, and all in the end.
         """
-        with nodes.doors([]) as doors:
-            relays, lost = opening.open_relays(doors, timeout_s=9, at_once=1)
+        nodes.folders = {f"n{i}": socket_folder / "a" for i in range(70)}
+        counts = []
 
-        assert ["a", "b"] == list(relays)
-        assert {} == lost
-        for found in relays.values():
-            found.channel.socket.close()
+        def greet():
+            if len(nodes.opened) < 70:
+                wait_for_select()
+                counts.append(len(nodes.opened))
 
-    def test_interrupted(self, nodes, monkeypatch):
+        nodes.gates = dict.fromkeys(nodes.folders, greet)
+        with connect(nodes=nodes):
+            pass
+
+        assert 64 == counts[0]
+        assert list(nodes.folders) == nodes.opened
+
+    def test_interrupted(self, nodes):
         """
-        Who stops waiting for the relays leaves none of them.
+        Ctrl-C while relays are started leaves none of them.
         """
-        closed = []
-        monkeypatch.setattr(opening, "close_channels", closed.extend)
-
-        def interrupt(*_):
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr(opening._Opening, "hear", interrupt)
+        nodes.folders["c"] = KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
             connect(nodes=nodes)
 
-        assert 2 == len(closed)
-        for channel in closed:
-            channel.socket.close()
-
-    def test_none(self, nodes):
-        """
-        If no node can be reached, that is an error, and tried again later.
-        """
-        nodes.folders = {"c": None}
-
-        with pytest.raises(DebuggerError, match="c cannot be asked: no such"):
-            connect(nodes=nodes)
+        assert ["a", "b"] == nodes.opened
+        for thread in nodes.threads:
+            thread.join(30)
+        assert not any(thread.is_alive() for thread in nodes.threads)
 
     def test_all_lost(self, nodes):
         """
-        Who has lost all nodes can ask again when they are back.
+        If no node can be reached, that is an error; a client that lost all
+        nodes can ask again when they are back.
         """
+        folders = dict(nodes.folders)
+        nodes.folders = {"c": None}
+        with pytest.raises(DebuggerError, match="c cannot be asked: no such"):
+            connect(nodes=nodes)
+        nodes.folders = dict(folders)
+
         with connect(nodes=nodes) as client:
-            folders = dict(nodes.folders)
-            for relayed in client.ranks.reach._relays.values():
-                relayed.channel.socket.shutdown(socket.SHUT_RDWR)
+            nodes.hang_up("a")
+            nodes.hang_up("b")
             nodes.folders.update(dict.fromkeys(folders))
             with pytest.raises(DebuggerError, match="no node can be asked"):
                 client.list()
@@ -586,27 +594,25 @@ class TestNodes:
         """
         with connect(nodes=nodes) as client:
             client.list()
-            relayed = client.ranks.reach._relays["b"]
-            relayed.channel.socket.shutdown(socket.SHUT_RDWR)
+            nodes.hang_up("b")
 
             answers = client.cast("ranks(:)", "n")
 
         assert {0, 1, 2} == texts(answers).keys()
         assert ["a", "b", "b"] == nodes.opened
 
-    def test_node_dies(self, nodes, monkeypatch):
+    def test_node_dies(self, nodes):
         """
         A node that dies while it is asked is said so, and not taken for ranks
         that do not answer; the others are heard.
         """
         with connect(nodes=nodes) as client:
             client.list()
-            relayed = client.ranks.reach._relays["b"]
             answer = nodes.ranks[1].answer
 
             def die(request):
                 if request["op"] == "command":
-                    relayed.channel.socket.shutdown(socket.SHUT_RDWR)
+                    nodes.hang_up("b")
                 return answer(request)
 
             nodes.ranks[1].answer = die
@@ -623,75 +629,54 @@ class TestNodes:
         assert ["no such command"] == [n.reason for n in listing.lost]
         assert listing.lost == later.lost
 
-    def test_stuck_relay(self, nodes, monkeypatch):
+    def test_stuck_relay(self, nodes):
         """
         A node whose relay does not answer is said so; the others are heard.
         """
-        who = relay._Relay._who
         free = threading.Event()
 
-        def stuck(self):
-            if self.chosen == str(nodes.folders["b"]):
-                free.wait(30)
-            return who(self)
-
-        with connect(nodes=nodes, timeout_s=0.3) as client:
-            monkeypatch.setattr(relay._Relay, "_who", stuck)
+        with connect(nodes=nodes, timeout_s=0.2) as client:
+            nodes.gates["b"] = lambda: free.wait(30)
             listing = client.list()
             free.set()
             again = client.list()
 
         assert [0, 2] == [p.rank for p in listing]
         (lost,) = listing.lost
-        assert ("b", "its relay does not answer within 0.3 s") == (
+        assert ("b", "its relay does not answer within 0.2 s") == (
             lost.host,
             lost.reason,
         )
         assert [0, 1, 2] == [p.rank for p in again]
 
-    def test_dead_relay(self, nodes, monkeypatch):
+    def test_dead_relay(self, nodes):
         """
-        A relay that ends while it is asked who is there is explained.
+        A relay that ends while it is asked for its ranks is explained.
         """
 
-        def die(self):
-            if self.chosen == str(nodes.folders["b"]):
-                raise ValueError
-            return {"folder": "", "ranks": {}, "silent": []}
+        def die():
+            nodes.gates.clear()  # it is asked once more when it has ended
+            raise ValueError
 
         with connect(nodes=nodes) as client:
-            monkeypatch.setattr(relay._Relay, "_who", die)
+            nodes.gates["b"] = die
             listing = client.list()
 
         assert (LostNode(host="b", reason="b is down", remedy="wait"),) == (
             listing.lost
         )
-        assert ("a",) == listing.idle
+        assert [0, 2] == [p.rank for p in listing]
 
-    def test_problem(self, nodes):
-        """
-        A node whose folder is not safe is named.
-        """
-        nodes.folders["b"].chmod(0o755)
-
-        with connect(nodes=nodes) as client:
-            (lost,) = client.list().lost
-
-        assert "b" == lost.host
-        assert "others may enter" in lost.reason
-
-    def test_silent(self, nodes, monkeypatch):
+    def test_silent(self, nodes, from_outside):
         """
         Of a rank that does not answer one sees on which node it is, and where.
         """
-        monkeypatch.setattr(
-            relay,
-            "stacks_from_outside",
-            lambda pids: tuple(f"in f\x1b[31m {pid}" for pid in pids),
+        from_outside(
+            lambda pid: SimpleNamespace(stacks=None, remedy=f"f\x1b[31m {pid}")
         )
         nodes.ranks[1].mute = {"list"}
 
-        with connect(nodes=nodes, timeout_s=0.3) as client:
+        with connect(nodes=nodes, timeout_s=0.2) as client:
             listing = client.list()
             stacks = client.stack()
             nodes.ranks[1].mute = ()
@@ -699,12 +684,15 @@ class TestNodes:
 
         assert (Silent(host="b", pid=os.getpid()),) == listing.silent
         assert f"process {os.getpid()} on b does not answer" in str(listing)
-        assert (f"b: in f {os.getpid()}",) == stacks.notes
+        (note,) = stacks.notes
+        assert note.startswith(f"b: process {os.getpid()} does not answer")
+        assert note.endswith(f"outside: f {os.getpid()}")
         assert {1: "eval 1"} == texts(again)
 
     def test_full(self, nodes):
         """
-        A rank that takes no more connections is told of, with its node.
+        A rank that takes no more connections is listed as silent, with its
+        node.
         """
         path = nodes.folders["b"] / "9.1.sock"
         with (
@@ -730,54 +718,41 @@ class TestNodes:
         assert [0, 1, 2] == sorted(o.rank for o in answers.outputs)
         assert ["n"] == nodes.ranks[0].lines
 
-    def test_lent(self, nodes):
+    @pytest.fixture
+    def sent(self, nodes, monkeypatch, tmp_path):
         """
-        Sources are lent to ranks of other nodes as well.
+        The files that a rank got of those that it said to miss.
         """
-        rank, sent = nodes.ranks[1], []
-        answer = rank.answer
-
-        def missing(request):
-            if request["op"] == "source":
-                sent.append(request["file"])
-                return {"output": "thank you"}
-            more = {"missing": [__file__]} if request["op"] == "list" else {}
-            return {**answer(request), **more}
-
-        rank.answer = missing
-        with connect(nodes=nodes) as client:
-            client.list()
-            client.list()
-
-        assert [__file__] == sent
-
-    def test_not_lent(self, nodes, monkeypatch, tmp_path):
-        """
-        A node gets no file that lies elsewhere, whoever it says that it is.
-        """
-        rank, sent = nodes.ranks[1], []
-        answer = rank.answer
         project = tmp_path / "project"
         project.mkdir()
         for path in (tmp_path / "secret.py", project / "mine.py"):
             path.write_text("key = 1\n")
         (project / "link.py").symlink_to(tmp_path / "secret.py")
+        monkeypatch.chdir(project)
+        sent, answer = [], nodes.ranks[1].answer
         names = ["link.py", "../secret.py", "mine.py"]
         asked = [str(project / name) for name in names]
 
         def missing(request):
             if request["op"] == "source":
-                sent.append(request["file"])
+                sent.append(os.path.relpath(request["file"], project))
                 return {"output": "thank you"}
             more = {"missing": asked} if request["op"] == "list" else {}
             return {**answer(request), **more}
 
-        rank.answer = missing
-        monkeypatch.chdir(project)
+        nodes.ranks[1].answer = missing
+        return sent
+
+    def test_not_lent(self, nodes, sent):
+        """
+        A node gets sources once, and no file that lies elsewhere, whatever
+        name it gives.
+        """
         with connect(nodes=nodes) as client:
             client.list()
+            client.list()
 
-        assert [str(project / "mine.py")] == sent
+        assert ["mine.py"] == sent
 
     @pytest.mark.parametrize(
         "known",
@@ -786,31 +761,26 @@ class TestNodes:
             {"ranks": None, "silent": []},
             {"ranks": {}, "silent": 3},
             {"ranks": ["x"], "silent": []},
+            {"error": "others may enter\x1b[31m"},
         ],
-        ids=["nothing", "no ranks", "no list", "no mapping"],
+        ids=["nothing", "no ranks", "no list", "no mapping", "problem"],
     )
-    def test_hostile_relay(self, nodes, monkeypatch, known):
+    def test_hostile_relay(self, nodes, known):
         """
         A node whose relay talks nonsense is lost, and no other.
         """
-        who = relay._Relay._who
+        nodes.answers["b"] = {"who": known}
 
-        def lie(self):
-            is_it = self.chosen == str(nodes.folders["b"])
-            return known if is_it else who(self)
-
-        monkeypatch.setattr(relay._Relay, "_who", lie)
         with connect(nodes=nodes) as client:
             listing = client.list()
 
         assert [0, 2] == [p.rank for p in listing]
         (lost,) = listing.lost
-        assert ("b", "its relay says what is no answer") == (
-            lost.host,
-            lost.reason,
-        )
+        problem = "others may enter" if "error" in known else ""
+        assert "b" == lost.host
+        assert (problem or "its relay says what is no answer") == lost.reason
 
-    def test_hostile_names(self, nodes, monkeypatch):
+    def test_hostile_names(self, nodes):
         """
         What a relay says of ranks that are none is left out, and harmless.
         """
@@ -820,10 +790,9 @@ class TestNodes:
             "ranks": {evil: [1, 2], "x": [evil, 0], "y": 3, "z": [1]},
             "silent": [evil, 7, [8], True],
         }
-        monkeypatch.setattr(relay._Relay, "_who", lambda _: known)
-        monkeypatch.setattr(
-            relay._Relay, "_outside", lambda *_: {"told": [evil, 3]}
-        )
+        answers = {"who": known, "outside": {"told": [evil, 3]}}
+        nodes.answers = {"a": answers, "b": answers}
+
         with connect(nodes=nodes) as client:
             listing = client.list()
             stacks = client.stack()
@@ -833,55 +802,43 @@ class TestNodes:
         assert ("a: ", "a: 3", "b: ", "b: 3") == stacks.notes
         assert str(stacks).isascii()
 
-    def test_order(self, nodes, monkeypatch):
+    def test_order(self, nodes, socket_folder):
         """
-        Nodes keep their order, whoever greets first.
+        Nodes keep their order, whichever greets first.
         """
-        original = relay.main
-
-        def late(argv, *rest):
-            if argv[1] == str(nodes.folders["a"]):
-                time.sleep(0.2)
-            return original(argv, *rest)
-
-        monkeypatch.setattr(relay, "main", late)
-        with connect(nodes=nodes) as client:
-            peers = client.ranks.reach.peers().peers.values()
-
-        assert ["a", "a", "b"] == [peer.host for peer in peers]
-
-    def test_shell(self, nodes):
-        """
-        The prompt is the same as on one node.
-        """
-        typed = iter(["cast ranks(:) p x", "attach 1", "n", "detach", "q"])
-        shown = []
+        greeted = threading.Event()
+        nodes.folders |= dict.fromkeys("cd", socket_folder / "none")
+        nodes.gates = {"c": lambda: greeted.wait(30), "d": greeted.set}
 
         with connect(nodes=nodes) as client:
-            run_shell(client, ask=lambda _: next(typed), show=shown.append)
+            assert ("c", "d") == client.list().idle
 
-        text = "\n".join(shown)
-        assert "[0-2] did p x" in text
-        assert "did n" in text
-        assert "#3" in shown[0]
-
-    def test_many(self, socket_folder, monkeypatch):
+    @pytest.mark.parametrize(
+        ("limits", "wanted"),
+        [
+            ((256, 1 << 20), [(1282, 1 << 20)]),
+            ((256, 512), [(512, 512)]),
+            ((256, -1), [(1282, -1)]),
+            ((-1, -1), []),
+        ],
+    )
+    def test_many(self, nodes, monkeypatch, limits, wanted):
         """
         Where more files are needed than may be open, as many are allowed.
         """
         asked = []
-        limits = iter([(256, 1 << 20), (256, 512), (256, -1), (-1, -1)])
+        monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
         monkeypatch.setattr(
-            opening.resource, "getrlimit", lambda _: next(limits)
+            resource, "setrlimit", lambda _, both: asked.append(both)
         )
-        monkeypatch.setattr(
-            opening.resource, "setrlimit", lambda _, both: asked.append(both)
-        )
+        nodes.folders = {"a": nodes.folders["a"]} | {
+            f"n{number}": None for number in range(512)
+        }
 
-        for _ in range(4):
-            opening._make_room(512)
+        with connect(nodes=nodes):
+            pass
 
-        assert [(1280, 1 << 20), (512, 512), (1280, -1)] == asked
+        assert wanted == asked
 
 
 class TestCommand:
@@ -903,7 +860,8 @@ class TestCommand:
 
     def test_places(self, made, capsys):
         """
-        The command line reaches all nodes by Slurm, by Ray, and by ssh.
+        The command line, and the function, reach all nodes by Slurm, by Ray,
+        and by ssh.
         """
         status = [
             main(["dbg", *where, "-c", "cast ranks(:) n"])
@@ -913,24 +871,20 @@ class TestCommand:
                 ["--hosts", "a,b", "--python", "/bin/py"],
             )
         ]
+        for where in ({"slurm": 12}, {"ray": "auto"}, {"hosts": ["a"]}):
+            with connect(**where) as client:
+                assert 3 == len(client.list().processes)
 
         assert [0, 0, 0] == status
         assert [
             ({"job": "12", "container_name": "train"},),
             ("auto", {"job": "02"}),
             (("a", "b"), {"python": "/bin/py"}),
+            ({"job": "12"},),
+            ("auto", {}),
+            (("a",), {}),
         ] == made
         assert 3 == capsys.readouterr().out.count("[0-2] did n")
-
-    def test_function(self, made):
-        """
-        So does the function.
-        """
-        for where in ({"slurm": 12}, {"ray": "auto"}, {"hosts": ["a"]}):
-            with connect(**where) as client:
-                assert 3 == len(client.list().processes)
-
-        assert [({"job": "12"},), ("auto", {}), (("a",), {})] == made
 
     def test_lost(self, made, nodes, capsys):
         """
@@ -955,7 +909,7 @@ class TestCommand:
 
 def test_idle_nodes():
     """
-    Of many nodes on which nobody listens, some are named.
+    Of many nodes without a rank that listens, some are named.
     """
     listing = Listing(idle=tuple(f"n{i}" for i in range(10)))
 

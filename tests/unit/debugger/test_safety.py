@@ -5,99 +5,78 @@ What a debugger inside a job must not do to it, whatever happens there.
 from __future__ import annotations
 
 import ctypes
-import os
 import shutil
-import socket
-import subprocess
 import sys
 import threading
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-import distdebug
-
-from distdebug.debugger import arm
-from distdebug.debugger.inside import agent, arming, pending, sockets
-from distdebug.debugger.inside.arming import disarm, is_armed
+from distdebug.debugger import arm, set_trace
 
 
 @pytest.fixture
-def folder(socket_folder):
-    """
-    Where this process listens, if it does.
-    """
-    yield socket_folder
-    disarm()
-
-
-@pytest.fixture
-def run(folder):
+def run(start):
     """
     Runs a program of its own, which listens in that folder; gives its output.
     """
 
-    def run_it(program):
-        got = subprocess.run(
-            [sys.executable, "-c", program],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            env={
-                **os.environ,
-                "PYTHONPATH": str(Path(distdebug.__file__).parents[1]),
-                "PYTHONBREAKPOINT": "distdebug.set_trace",
-                "DISTDEBUG_LIMIT": "0.1",
-            },
+    def run_it(*program):
+        process = start(
+            *program,
+            PYTHONBREAKPOINT="distdebug.set_trace",
+            DISTDEBUG_LIMIT="0.1",
         )
-        assert 0 == got.returncode, got.stderr
-        return got.stdout
+        output, errors = process.communicate(timeout=60)
+        assert 0 == process.returncode, errors
+        return output
 
     return run_it
 
 
 class TestBreakpoint:
     """
-    A breakpoint where nobody can be waited for.
+    A breakpoint where no client can be waited for.
     """
 
+    @pytest.mark.process
     def test_folder_out_of_reach(self, run):
         """
         Where the socket cannot be looked at, the program goes on.
         """
-        program = (
-            "import os, distdebug\n"
-            "path = distdebug.arm()\n"
-            "def refuse(*_, **__):\n"
-            "    raise PermissionError(13, 'Permission denied')\n"
-            "os.stat = os.lstat = os.mkdir = refuse\n"
-            "breakpoint()\n"
-            "print('went on')"
+        output = run(
+            "import os, distdebug",
+            "path = distdebug.arm()",
+            "def refuse(*_, **__):",
+            "    raise PermissionError(13, 'Permission denied')",
+            "os.stat = os.lstat = os.mkdir = refuse",
+            "breakpoint()",
+            "print('went on')",
         )
 
-        assert "went on\n" == run(program)
+        assert "went on\n" == output
 
+    @pytest.mark.process
     def test_no_more_files(self, run):
         """
         What a breakpoint needs is loaded before no file can be opened.
         """
-        program = (
-            "import os, resource, distdebug\n"
-            "distdebug.arm()\n"
-            "resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))\n"
-            "files = []\n"
-            "try:\n"
-            "    while True:\n"
-            "        files.append(os.open('/dev/null', 0))\n"
-            "except OSError:\n"
-            "    pass\n"
-            "breakpoint()\n"
-            "print('went on')"
+        output = run(
+            "import os, resource, distdebug",
+            "distdebug.arm()",
+            "resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))",
+            "files = []",
+            "try:",
+            "    while True:",
+            "        files.append(os.open('/dev/null', 0))",
+            "except OSError:",
+            "    pass",
+            "breakpoint()",
+            "print('went on')",
         )
 
-        assert "went on\n" == run(program)
+        assert "went on\n" == output
 
     def test_folder_that_is_gone(self, folder, monkeypatch, caplog):
         """
@@ -110,17 +89,19 @@ class TestBreakpoint:
         monkeypatch.setenv("DISTDEBUG_DIR", "relative")
         monkeypatch.setenv("DISTDEBUG", "1")
 
-        assert not arming.ready_to_stop()
+        set_trace()
+
         assert "cannot be debugged: [Errno 2]" in caplog.text
+        assert "passed a breakpoint" in caplog.text
 
     def test_no_name(self, folder, caplog):
         """
-        A name that no file can have is told of, and that is all.
+        A name that no file can have is reported, and that is all.
         """
         assert arm(dir=f"{folder}/a\0b") is None
         assert "null" in caplog.text
 
-    def test_together(self, folder, monkeypatch):
+    def test_together(self, folder, caplog):
         """
         Threads that come to breakpoints at once all pass a folder that is gone.
         """
@@ -128,158 +109,116 @@ class TestBreakpoint:
         shutil.rmtree(folder)
         folder.symlink_to("/")
         barrier = threading.Barrier(8)
-        found = []
 
         def come():
             barrier.wait()
-            found.append(arming.ready_to_stop())
+            set_trace()
 
         threads = [threading.Thread(target=come) for _ in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join()
+            thread.join(60)
         folder.unlink()
 
-        assert [False] * 8 == found
+        assert not any(thread.is_alive() for thread in threads)
+        assert "stopped (" not in caplog.text
+        assert "is not a folder" in caplog.text
 
 
+@pytest.mark.process
 class TestClosedFiles:
     """
     A program that closes all files, and those of ours with them.
     """
 
-    def test_number_of_another(self):
-        """
-        Where another file has the number, that is neither used nor closed.
-        """
-        one, other = socket.socketpair()
-        was = sockets.opened(one)
-        with Path(os.devnull).open() as file, other:
-            os.dup2(file.fileno(), one.fileno())
-            number = one.fileno()
-
-            assert not sockets.is_own(one, was)
-            sockets.close_own(one, was)
-
-            assert os.fstat(number).st_rdev == os.fstat(file.fileno()).st_rdev
-            os.close(number)
-
-    def test_closed(self):
-        """
-        What is closed is not ours any more.
-        """
-        one, other = socket.socketpair()
-        was = sockets.opened(one)
-        one.close()
-        other.close()
-
-        assert not sockets.is_own(one, was)
-
     def test_connections_of_the_program(self, run):
         """
         The program accepts its own connections, and can be held afterwards.
         """
-        program = (
-            "import os, socket, threading, time, distdebug\n"
-            "from distdebug.debugger.inside.arming import ready_to_stop\n"
-            "path = distdebug.arm()\n"
-            "def ask():\n"
-            "    with socket.socket(socket.AF_UNIX) as client:\n"
-            "        client.connect(str(path))\n"
-            '        client.sendall(b\'{"op":"list"}\\n\')\n'
-            "        return bool(client.recv(10))\n"
-            "def is_awake(thread):\n"
-            "    with open(f'/proc/self/task/{thread.native_id}/stat') as file:\n"
-            "        return not file.read().rpartition(')')[2].startswith(' S')\n"
-            "ask()\n"
-            "time.sleep(0.1)  # it waits for the next one\n"
-            "while any(map(is_awake, threading.enumerate()[1:])):\n"
-            "    time.sleep(0.01)\n"
-            "os.closerange(3, 64)\n"
-            "own = socket.create_server(('127.0.0.1', 0))\n"
-            "print(ask())\n"
-            "with socket.create_connection(own.getsockname()) as client:\n"
-            "    client.settimeout(30)\n"
-            "    own.settimeout(30)\n"
-            "    with own.accept()[0] as accepted:\n"
-            "        accepted.sendall(b'hello')\n"
-            "    print(client.recv(10))\n"
-            "print(ready_to_stop(), ask(), own.fileno() > 0)\n"
+        output = run(
+            "import os, socket, threading, time, distdebug",
+            "path = distdebug.arm()",
+            "def ask():",
+            "    with socket.socket(socket.AF_UNIX) as client:",
+            "        client.connect(str(path))",
+            '        client.sendall(b\'{"op":"list"}\\n\')',
+            "        return bool(client.recv(10))",
+            "def is_awake(thread):",
+            "    name = f'/proc/self/task/{thread.native_id}/stat'",
+            "    with open(name) as file:",
+            "        rest = file.read().rpartition(')')[2]",
+            "    return not rest.startswith(' S')",
+            "ask()",
+            "time.sleep(0.1)  # it waits for the next one",
+            "while any(map(is_awake, threading.enumerate()[1:])):",
+            "    time.sleep(0.01)",
+            "os.closerange(3, 64)",
+            "own = socket.create_server(('127.0.0.1', 0))",
+            "print(ask())",
+            "with socket.create_connection(own.getsockname()) as client:",
+            "    client.settimeout(30)",
+            "    own.settimeout(30)",
+            "    with own.accept()[0] as accepted:",
+            "        accepted.sendall(b'hello')",
+            "    print(client.recv(10))",
+            "breakpoint()",
+            "print(ask(), own.fileno() > 0)",
         )
 
-        assert "True\nb'hello'\nTrue True True\n" == run(program)
+        assert "True\nb'hello'\nTrue True\n" == output
 
-    def test_answer(self, folder):
+    def test_answer(self, start, raw, folder):
         """
         An answer is not written into a file of the program.
         """
-        client, other = socket.socketpair()
-        with other, client:
-            agent._clients[client] = (0, 0)
-            other.sendall(b'{"op":"list"}\n')
+        process = start(
+            "import os, sys, distdebug",
+            "def replace():",
+            "    file = os.open(f'{path.parent}/file', os.O_CREAT | os.O_RDWR)",
+            "    for number in map(int, os.listdir('/proc/self/fd')):",
+            "        if number > 2 and number != file:",
+            "            os.dup2(file, number)",
+            "path = distdebug.arm()",
+            "print(path, flush=True)",
+            "sys.stdin.read()",
+        )
+        path = process.stdout.readline().strip()
 
-            agent._converse(client, folder, os.geteuid())
+        answer = raw.asked(path, op="eval", expression="replace()")
+        process.communicate("", timeout=60)
 
-            del agent._clients[client]
-            client.setblocking(False)
-            assert b'{"op":"list"}\n' == client.recv(100)
+        assert answer is None
+        assert 0 == process.returncode
+        assert "" == (folder / "file").read_text()
 
 
-class TestInterrupt:
+@pytest.mark.parametrize("has_room", [True, False])
+def test_interrupt(armed, raw, monkeypatch, has_room):
     """
-    The call that the interpreter is asked for.
+    As long as a call of the interpreter is to come, no other is asked for; if
+    it takes none, that is an error, and the next request tries again.
     """
+    asked = []
 
-    @pytest.fixture
-    def calls(self, monkeypatch):
-        """
-        What the interpreter was asked to call; it calls nothing by itself.
-        """
-        asked = []
+    def add(function, _):
+        asked.append(function)
+        return 0 if has_room else -1
 
-        def add(function, _):
-            asked.append(function)
-            return len(asked) - 1  # for a second one, there is no room
+    fake = SimpleNamespace(Py_AddPendingCall=add)
+    monkeypatch.setattr(ctypes, "pythonapi", fake)
 
-        fake = SimpleNamespace(Py_AddPendingCall=add)
-        monkeypatch.setattr(ctypes, "pythonapi", fake)
-        monkeypatch.setattr(pending, "_asked", {})
-        monkeypatch.setattr(pending, "_MAY_SPIN", True)
-        return asked
+    first, second = (raw.asked(armed, op="interrupt", wait=0) for _ in "12")
+    raw.asked(armed, op="resume")
 
-    def test_once(self, calls):
-        """
-        As long as a call is to come, no other is asked for.
-        """
-        pending.interrupt_main(0.0)
-        pending.interrupt_main(0.0)
-        assert pending.cancel_interrupt()
-
-        assert 1 == len(calls)
-        assert 0 == pending._on_main(None)
-        assert {} == pending._asked
-        assert 0 == pending._on_main(None)
-
-    def test_no_room(self, calls):
-        """
-        If the interpreter takes none, the next who asks tries again.
-        """
-        calls.append(None)
-
-        for _ in range(2):
-            with pytest.raises(RuntimeError, match="no more calls"):
-                pending.interrupt_main(0.0)
-        pending.cancel_interrupt()
-
-        assert 3 == len(calls)
-
-
-def test_armed_once(folder):
-    """
-    A process that is armed stays so as long as its socket is there.
-    """
-    arm()
-
-    assert arming.ready_to_stop()
-    assert is_armed()
+    if has_room:
+        assert "blocked in native code" in first["output"]
+        assert "blocked in native code" in second["output"]
+        for function in asked:
+            assert 0 == function(None)
+        # Before Python 3.12, a second one would spin for ever.
+        assert len(asked) == 1 or (3, 12) <= sys.version_info
+    else:
+        for answer in (first, second):
+            assert "takes no more calls at the moment" in answer["error"]
+        assert 2 == len(asked)

@@ -9,13 +9,18 @@ import sys
 
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import attrs
 import pytest
 
 from distdebug.debugger import (
     Answers,
+    DebugClient,
     Listing,
+    Output,
+    Process,
+    Session,
     choose,
     help_text,
     line_editing,
@@ -24,16 +29,7 @@ from distdebug.debugger import (
     parse_command,
     run_shell,
 )
-from distdebug.debugger.client import shell, talking
-from distdebug.debugger.client.answers import Output
-from distdebug.debugger.client.attaching import Attached
-from distdebug.debugger.client.choosing import choose_session
-from distdebug.debugger.client.commands import WORDS
-from distdebug.debugger.client.helping import HELP
-from distdebug.debugger.client.model import Process, Session
-from distdebug.debugger.client.reading import stack_text
-from distdebug.debugger.client.showing import news_text
-from distdebug.debugger.client.talking import meant_for_all
+from distdebug.debugger.client import talking
 from distdebug.errors import DebuggerError
 
 
@@ -72,9 +68,26 @@ def process(rank, *held, **changes):
     return Process(**{**usual, **changes}, sessions=held)
 
 
+WORDS = [
+    "abort",
+    "attach",
+    "cast",
+    "continue",
+    "detach",
+    "eval",
+    "extend",
+    "help",
+    "interrupt",
+    "list",
+    "quit",
+    "resume",
+    "stack",
+]
+
+
 class Job:
     """
-    Four ranks that are stopped, and the client that asks them.
+    Four ranks that are stopped, as those who ask them know them.
     """
 
     def __init__(self):
@@ -83,21 +96,14 @@ class Job:
         self.given = []
         self.says = {}
         self.last = {}
-        self.ranks = self
+        self.reach = SimpleNamespace(unarmed=tuple, outside=lambda _: ())
+        self.client = DebugClient(self)
 
-    def list(self):
+    def listing(self):
         """
-        Who is there.
+        The ranks that are there.
         """
         return Listing(processes=tuple(self.now.values()), silent=self.silent)
-
-    def attach(self, rank, group=None):
-        """
-        Talk to one.
-        """
-        return Attached(
-            self, *choose_session(self.list(), rank=rank, group=group)
-        )
 
     def move(self, rank, *held):
         """
@@ -105,17 +111,23 @@ class Job:
         """
         self.now[rank] = attrs.evolve(self.now[rank], sessions=held)
 
-    def cast(self, ranks, line, **_):
+    def ask_stopped(self, ranks, group, request):
         """
         Let several obey.
         """
-        chosen = choose(self.list(), ranks, None)
+        text = f"did {request.get('line')}\n"
+        chosen = choose(self.listing(), ranks, group)
         return Answers(
             outputs=tuple(
-                Output(group="job", rank=p.rank, text=f"did {line}\n")
-                for p in chosen
+                Output(group="job", rank=p.rank, text=text) for p in chosen
             )
         )
+
+    def ask_processes(self, *_, **__):
+        """
+        No rank answers questions.
+        """
+        return Answers()
 
     def ask_sessions(self, held, request):
         """
@@ -133,24 +145,15 @@ class Job:
             state, text = does() if callable(does) else does
         if state == "mute":
             return Answers(silent=(1000 + rank,))
+        output = Output(group="job", rank=rank, text=text, state=state)
         is_error = text.startswith("it is")
-        return Answers(
-            outputs=(
-                Output(
-                    group="job",
-                    rank=rank,
-                    text=text,
-                    state=state,
-                    is_error=is_error,
-                ),
-            )
-        )
+        return Answers(outputs=(attrs.evolve(output, is_error=is_error),))
 
 
 @pytest.fixture
 def job(monkeypatch):
     """
-    A job of four ranks, which nobody waits for.
+    A job of four ranks, without waiting.
     """
     monkeypatch.setattr(talking, "_FOLLOW_S", 0.05)
     monkeypatch.setattr(talking, "_POLL_S", 0.01)
@@ -179,7 +182,7 @@ def talk(job):
                 raise line
             return line
 
-        run_shell(job, ask=ask, show=shown.append, wait_s=0.05)
+        run_shell(job.client, ask=ask, show=shown.append, wait_s=0.05)
         if shown[-1].startswith("still stopped"):
             shown.pop()
         return shown[1:], prompts
@@ -190,146 +193,108 @@ def talk(job):
 class TestOuterPrompt:
     def test_enters_at_once(self, job):
         """
-        It begins with the list of ranks, and tells how to go on.
-        """
-        shown = []
-
-        run_shell(job, ask=lambda _: "q", show=shown.append)
-
-        assert "#4" in shown[0]
-        assert shown[0].endswith("for help, type help")
-
-    def test_end(self, talk):
-        """
-        Ctrl-D leaves; Ctrl-C does not.
-        """
-        shown, prompts = talk(KeyboardInterrupt())
-
-        assert ["distdebug> "] * 2 == prompts
-        assert [""] == shown
-
-    def test_left_behind(self, job):
-        """
-        Who leaves is told which ranks are still held, and for how long.
+        It begins with the list of ranks, and how to go on; at the end, it
+        names the ranks that are still held, and for how long.
         """
         shown = []
         job.move(1)
         job.move(2, session("k2", left_s=1200))
 
-        run_shell(job, ask=lambda _: "q", show=shown.append)
+        run_shell(job.client, ask=lambda _: "q", show=shown.append)
 
+        assert "#3" in shown[0]
+        assert shown[0].endswith("for help, type help")
         assert "still stopped, for 28 min at most: ranks 0,2-3" == shown[-1]
 
     def test_nobody_left_behind(self, job):
         """
-        Who leaves nobody behind, or cannot know, is told nothing.
+        Leaving without a rank behind, or where that is unknown, shows nothing.
         """
         shown = []
         job.now = {}
 
         def ask(_):
-            job.list = fails
+            job.listing = fails
             return "q"
 
         def fails():
             msg = "the node is gone"
             raise DebuggerError(msg)
 
-        run_shell(job, ask=lambda _: "q", show=shown.append)
-        run_shell(job, ask=ask, show=shown.append)
+        run_shell(job.client, ask=lambda _: "q", show=shown.append)
+        run_shell(job.client, ask=ask, show=shown.append)
 
         assert 2 == len(shown)
 
-    def test_no_text(self, talk):
+    def test_no_text(self, job, talk):
         """
-        Bytes that are no text are no reason to leave.
+        Ctrl-D leaves; Ctrl-C, also while ranks are asked, and bytes that are
+        no text do not.
         """
         wrong = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "no")
+        job.ask_stopped = Mock(side_effect=KeyboardInterrupt)
 
-        shown, prompts = talk(wrong, "q")
+        shown, prompts = talk(wrong, KeyboardInterrupt(), "cast ranks(:) n")
 
-        assert [""] == shown
+        assert ["", ""] == shown[:2]
+        assert "no rank was interrupted" in shown[2]
+        assert ["distdebug> "] * 4 == prompts
+
+    @pytest.mark.parametrize(
+        ("line", "says"),
+        [
+            ("cast ranks(dp=1) p x", "[2-3] did p x"),
+            ("cast ranks(1,7,8) n", "[1] did n\nnot there: ranks 7-8"),
+            ("cast ranks(1:9) n", "[1-3] did n"),
+            ("help", help_text()),
+            ("h c", "continue (c)"),
+            ("help flying", "there is no help on 'flying'"),
+            ("detach", "not attached to a rank"),
+            ("fly", "not a command: 'fly'\nTry: one of"),
+            ("list ranks(2)", "#"),
+        ],
+    )
+    def test_typed(self, talk, line, says):
+        """
+        A cast shows merged answers, and the ranks that are named but not
+        there; help is given; a mistake is explained, and the talk goes on.
+        """
+        shown, prompts = talk(line, "quit")
+
+        assert shown[0].startswith(says)
         assert 2 == len(prompts)
-
-    def test_cast(self, talk):
-        """
-        A cast shows merged answers.
-        """
-        shown, _ = talk("cast ranks(dp=1) p x", "quit")
-
-        assert ["[2-3] did p x"] == shown
-
-    def test_absent(self, talk):
-        """
-        Who is named but not there is told of.
-        """
-        shown, _ = talk("cast ranks(1,7,8) n", "cast ranks(1:9) n", "q")
-
-        assert ["[1] did n\nnot there: ranks 7-8", "[1-3] did n"] == shown
-
-    def test_mistake(self, talk):
-        """
-        A mistake is explained, in lines of bounded length, and the talk goes on.
-        """
-        shown, _ = talk("fly", f"cast ranks({'9' * 5000}) n", "detach", "q")
-
-        assert shown[0].startswith("not a command: 'fly'\nTry: one of")
-        assert "selects nobody" not in shown[0]
-        assert 1500 > len(shown[1])
-        assert "there are: job ranks 0-3" in shown[1]
-        assert "not attached to a rank" == shown[2]
-
-    def test_help(self, talk):
-        """
-        Help is given on everything, or on one word.
-        """
-        shown, _ = talk("help", "h c", "help flying", "q")
-
-        assert HELP == shown[0]
-        assert shown[1].startswith("continue (c)")
-        assert "there is no help on 'flying'" in shown[2]
 
     def test_list_some(self, talk):
         """
-        Some ranks can be listed, under the numbers that they have among all.
+        Some ranks can be listed, under the numbers that they have among all;
+        an explanation has lines of bounded length.
         """
-        shown, _ = talk("list ranks(2)", "q")
+        shown, _ = talk("list ranks(2)", f"cast ranks({'9' * 5000}) n", "q")
 
         assert "#3" in shown[0]
         assert "#1" not in shown[0]
-
-    def test_news(self, job, talk):
-        """
-        An empty line tells what has changed, and is silent if nothing has.
-        """
-        shown, _ = talk("", lambda: job.move(1), "", "q")
-
-        assert ["[1] goes on"] == shown
+        assert 1500 > len(shown[1])
+        assert "there are: job ranks 0-3" in shown[1]
 
     def test_number_is_what_was_shown(self, job, talk):
         """
-        A number means what it meant when it was shown.
-        """
-        shown, prompts = talk(
-            lambda: job.move(0), "attach #3", "detach", "attach #9", "q"
-        )
-
-        assert "(rank 2) " in prompts
-        assert "#9 is not stopped" in shown[-1]
-
-    def test_number_of_who_went_on(self, job, talk):
-        """
-        A number of somebody who went on since attaches nobody else.
+        A number means what it meant when it was shown; one of a thread that
+        went on since attaches no other.
         """
 
         def quietly():
             job.move(1)
             raise KeyboardInterrupt
 
-        shown, prompts = talk(quietly, "attach #2", "q")
+        shown, prompts = talk(
+            lambda: job.move(0), "attach #3", "detach", "attach #9"
+        )
+        later, unchanged = talk(quietly, "attach #1", "q")
 
-        assert "#2 was rank 1, which went on since" in shown[-1]
-        assert {"distdebug> "} == set(prompts)
+        assert "(rank 2) " in prompts
+        assert "#9 is not stopped" in shown[-1]
+        assert "#1 was rank 1, which went on since" in later[-1]
+        assert {"distdebug> "} == set(unchanged)
 
     def test_pipe(self, job, monkeypatch, capsys):
         """
@@ -338,7 +303,7 @@ class TestOuterPrompt:
         lines = io.StringIO("cast ranks(:) p x\n")
         monkeypatch.setattr(sys, "stdin", lines)
 
-        run_shell(job)
+        run_shell(job.client)
 
         out = capsys.readouterr().out
         assert "[0-3] did p x" in out
@@ -352,7 +317,7 @@ class TestOuterPrompt:
         monkeypatch.setenv("COLUMNS", "70")
         shown = []
 
-        run_shell(job, ask=lambda _: "q", show=shown.append)
+        run_shell(job.client, ask=lambda _: "q", show=shown.append)
 
         assert 70 >= max(map(len, shown[0].splitlines()))
         assert "function" not in shown[0].splitlines()[0]
@@ -383,7 +348,7 @@ class TestOuterPrompt:
         asked = []
         job.ask_sessions = lambda held, request: asked.append((held, request))
 
-        obey(job, parse_command("extend #2 1"))
+        obey(job.client, parse_command("extend #2 1"))
 
         ((held,), request) = asked[0]
         assert "k1" == held[1].key
@@ -391,27 +356,21 @@ class TestOuterPrompt:
 
 
 class TestAttached:
-    def test_greeting(self, talk):
+    def test_greeting(self, job, talk):
         """
-        Who attaches sees where the rank is, and what it said last.
+        Attaching shows where the rank is, and its last output; what was
+        printed for another client is not taken for the place.
         """
-        shown, prompts = talk("attach 2", "detach", "q")
+        job.last[3] = ("stopped", "nan\n")
+
+        shown, prompts = talk("attach 2", "detach", "attach 3", "detach", "q")
 
         assert [
             "rank 2: breakpoint at train.py:7 in step; 28 min left",
             "> train.py(7)step()",
         ] == shown[0].splitlines()
-        assert ["distdebug> ", "(rank 2) ", "distdebug> "] == prompts
-
-    def test_greeting_after_a_cast(self, job, talk):
-        """
-        What was printed for somebody else is not taken for the place.
-        """
-        job.last[2] = ("stopped", "nan\n")
-
-        shown, _ = talk("attach 2", "detach", "q")
-
-        assert ["last output:", "nan"] == shown[0].splitlines()[1:]
+        assert ["last output:", "nan"] == shown[1].splitlines()[1:]
+        assert ["distdebug> ", "(rank 2) ", "distdebug> "] == prompts[:3]
 
     def test_obeys(self, job, talk):
         """
@@ -424,7 +383,7 @@ class TestAttached:
 
     def test_empty_line(self, job, talk):
         """
-        An empty line repeats, but not what somebody else has typed before.
+        An empty line repeats, but not what another client has typed before.
         """
         shown, _ = talk("a 1", "", "n", "", "detach", "q")
 
@@ -433,7 +392,8 @@ class TestAttached:
 
     def test_runs_for_long(self, job, talk):
         """
-        A rank that runs for long is looked at, and not told to step again.
+        A rank that runs for long is looked at, and not stepped again; one that
+        is done, and printed nothing, is shown to wait.
         """
         job.says["n"] = ("running", "")
         busy = "it is busy with another command"
@@ -445,28 +405,22 @@ class TestAttached:
         def stops():
             job.move(1, session("k1", line=8))
 
-        shown, _ = talk("a 1", "n", "p x", still_runs, stops, "detach", "q")
+        def is_done():
+            job.last[1] = ("stopped", "")
 
-        assert [(1, "n"), (1, "p x")] == job.given
+        shown, _ = talk(
+            *("a 1", "n", "p x", still_runs, stops),
+            *("n", is_done, "detach", "q"),
+        )
+
+        assert [(1, "n"), (1, "p x"), (1, "n")] == job.given
         running = (
             "(still running; an empty line looks again, detach leaves it)"
         )
         assert [running] * 2 == shown[1:3]
         assert shown[3].endswith(running)
         assert "> train.py(7)step()" == shown[4]
-
-    def test_done(self, job, talk):
-        """
-        A rank that is done, and printed nothing, is said to wait.
-        """
-        job.says["!x"] = ("running", "")
-
-        def is_done():
-            job.last[1] = ("stopped", "")
-
-        shown, _ = talk("a 1", "!x", is_done, "detach", "q")
-
-        assert "(waits for a command)" == shown[2]
+        assert "(waits for a command)" == shown[6]
 
     def test_interrupted_waiting(self, job, talk):
         """
@@ -485,153 +439,84 @@ class TestAttached:
         assert "(rank 1) " == prompts[2]
         assert "> train.py(7)step()" == shown[2]
 
-    def test_interrupted_command(self, job, talk):
+    @pytest.mark.parametrize(
+        ("line", "reason", "says"),
+        [
+            ("c", "breakpoint", "rank 1 goes on"),
+            ("q", "breakpoint", "rank 1 goes on"),
+            ("q", "again", "rank 1 goes on"),
+            ("c", "post mortem", "rank 1 goes on, by its exception"),
+            ("abort", "again", "rank 1 is aborted"),
+        ],
+        ids=["goes on", "quits", "quits, stops", "post mortem", "aborts"],
+    )
+    def test_goes_on(self, job, talk, line, reason, says):
         """
-        Ctrl-C ends the waiting for all ranks, too.
+        Letting a rank go on, or alone, comes back, wherever it stops next.
         """
-
-        def interrupted(*_, **__):
-            raise KeyboardInterrupt
-
-        job.cast = interrupted
-
-        shown, prompts = talk("cast ranks(:) n", "q")
-
-        assert "no rank was interrupted" in shown[0]
-        assert ["distdebug> "] * 2 == prompts
-
-    def test_goes_on(self, job, talk):
-        """
-        Who lets a rank go on comes back.
-        """
+        job.move(1, session("k1", reason=reason))
 
         def goes():
-            job.move(1)
+            job.move(1, *[session("k9", line=22)] * (reason == "again"))
             return "ended", ""
 
-        job.says["c"] = job.says["q"] = goes
+        job.says[line] = goes
 
-        shown, prompts = talk("a 1", "c", "a 2", "q", "q")
+        shown, prompts = talk("a 1", line, "a 2", "detach", "q")
 
-        assert "rank 1 goes on" == shown[1]
-        assert "rank 2 goes on" == shown[3]
-        assert "distdebug> " == prompts[2]
+        assert says == shown[1]
+        assert ["distdebug> ", "(rank 2) ", "distdebug> "] == prompts[2:]
 
-    def test_next_breakpoint(self, job, talk):
+    @pytest.mark.parametrize("thread", ["MainThread", "Thread-1"])
+    def test_next_breakpoint(self, job, talk, thread):
         """
-        A rank that comes to its next breakpoint at once stays attached.
+        A rank that comes to its next breakpoint at once stays attached; the
+        stop of another thread is not where this one stops.
         """
 
         def arrives():
-            job.move(1, session("k9", line=22))
-            return "ended", ""
+            job.move(1, session("k9", line=22, thread=thread))
+            return "ended", "bye\n"
 
         job.says["c"] = arrives
 
-        shown, prompts = talk("a 1", "c", "detach", "q")
-
-        assert shown[1].startswith("rank 1: breakpoint at train.py:22 in step")
-        assert "(rank 1) " == prompts[2]
-
-    def test_quit_does_not_follow(self, job, talk):
-        """
-        Who lets a rank alone is not taken to its next stop.
-        """
-
-        def arrives():
-            job.move(1, session("k9", line=22))
-            return "ended", ""
-
-        job.says["q"] = arrives
-
-        shown, prompts = talk("a 1", "q", "q")
-
-        assert "rank 1 goes on" == shown[1]
-        assert "distdebug> " == prompts[2]
-
-    def test_other_thread(self, job, talk):
-        """
-        The stop of another thread is not where this one stops.
-        """
-
-        def goes():
-            job.move(1, session("k9", thread="Thread-1"))
-            return "ended", "bye\n"
-
-        job.says["c"] = goes
-
         shown, prompts = talk("a 1", "c", "a 1", "detach", "q")
 
-        assert ["bye", "rank 1 goes on"] == shown[1:3]
-        assert "(rank 1 Thread-1) " == prompts[3]
+        assert "bye" == shown[1]
+        if thread == "MainThread":
+            assert "rank 1: breakpoint at train.py:22 in step;" in shown[2]
+            assert "(rank 1) " == prompts[2]
+        else:
+            assert "rank 1 goes on" == shown[2]
+            assert ["distdebug> ", "(rank 1 Thread-1) "] == prompts[2:4]
 
-    def test_post_mortem(self, job, talk):
+    @pytest.mark.parametrize(
+        ("state", "is_listed", "says"),
+        [
+            ("mute", False, "rank 1 has ended"),
+            ("mute", True, "rank 1 does not answer"),
+            ("ended", False, "rank 1 goes on"),
+        ],
+        ids=["gone", "mute", "silent"],
+    )
+    def test_mute(self, job, talk, state, is_listed, says):
         """
-        After a post mortem the exception goes on.
-        """
-        job.move(1, session("k1", reason="post mortem"))
-        job.says["c"] = ("ended", "")
-
-        shown, _ = talk("a 1", "c", "q")
-
-        assert "rank 1 goes on, by its exception" == shown[1]
-
-    def test_aborted(self, job, talk):
-        """
-        Who aborts a rank is not told that it goes on.
-        """
-        job.says["abort"] = ("ended", "")
-
-        shown, prompts = talk("a 1", "abort", "q")
-
-        assert "rank 1 is aborted" == shown[1]
-        assert "distdebug> " == prompts[2]
-
-    def test_has_ended(self, job, talk):
-        """
-        Of a rank whose process has ended, that is said.
+        Of a rank whose process has ended, that is said; one that does not
+        answer has not, and stays attached if it is known.
         """
 
         def ends():
-            del job.now[1]
-            return "mute", ""
+            if not is_listed:
+                del job.now[1]
+            job.silent = (1001,) if state == "ended" else ()
+            return state, ""
 
-        job.says["p x"] = ends
+        job.says["c"] = ends
 
-        shown, prompts = talk("a 1", "p x", "q")
+        shown, prompts = talk("a 1", "c", "detach", "q")
 
-        assert "rank 1 has ended" == shown[1]
-        assert "distdebug> " == prompts[2]
-
-    def test_mute(self, job, talk):
-        """
-        A rank that does not answer stays attached.
-        """
-        job.says["p x"] = ("mute", "")
-
-        shown, prompts = talk("a 1", "p x", "detach", "q")
-
-        assert "rank 1 does not answer" in shown[1]
-        assert "(rank 1) " == prompts[2]
-
-    def test_silent_job(self, job, talk):
-        """
-        A rank that is not listed because it is silent has not ended.
-        """
-
-        def hides():
-            del job.now[1]
-            job.silent = ()
-            job.list = lambda: Listing(
-                processes=tuple(job.now.values()), silent=(1001,)
-            )
-            return "ended", ""
-
-        job.says["c"] = hides
-
-        shown, _ = talk("a 1", "c", "q")
-
-        assert "rank 1 goes on" == shown[1]
+        assert says in shown[1]
+        assert is_listed == ("(rank 1) " == prompts[2])
 
     def test_others(self, job, talk):
         """
@@ -676,226 +561,123 @@ class TestAttached:
 
 
 class TestObeying:
-    def test_some_listed(self, job):
-        """
-        A list of some ranks, for programs, holds only those.
-        """
-        listing = obey(job, parse_command("list ranks(dp=1)"))
-
-        assert [2, 3] == [p.rank for p in listing.processes]
-        assert 4 == len(obey(job, parse_command("list")).processes)
-
-    def test_silent_are_not_absent(self, job):
-        """
-        Where somebody does not answer, nobody is said to be absent.
-        """
-        job.stack = lambda *_, **__: Answers(silent=(1007,))
-
-        answers = obey(job, parse_command("stack ranks(1,7)"))
-
-        assert () == answers.notes
-
-    def test_words(self):
+    @pytest.mark.parametrize(
+        ("line", "asked"),
+        [
+            ("cast g ranks(:) n", "cast ranks(:) n group=g wait_s=3.0"),
+            ("eval ranks(:) x", "eval ranks(:) x up=0 wait_s=3.0"),
+            ("stack", "stack None all_threads=False"),
+            ("interrupt", "interrupt None"),
+            ("resume g ranks(1:)", "resume ranks(1:) group=g"),
+            ("extend 2", "extend 120.0 None"),
+            ("abort ranks(:)", "abort ranks(:)"),
+            ("continue", "cast None detach"),
+        ],
+    )
+    def test_words(self, line, asked):
         """
         Each command asks the client for what it says.
         """
-        asked = []
+        client = Mock()
+        for word in ("cast", "eval", "stack", "interrupt"):
+            getattr(client, word).return_value = Answers()
+        for word in ("resume", "extend", "abort"):
+            getattr(client, word).return_value = Answers()
 
-        def method(word):
-            def ask(*args, **options):
-                given = {k: v for k, v in options.items() if v is not None}
-                texts = [str(a) if a is not None else None for a in args]
-                asked.append((word, texts, given))
-                return Answers()
+        obey(client, parse_command(line), wait_s=3.0)
 
-            return ask
+        ((word, given, options),) = client.method_calls
+        given = map(str, given)
+        named = (
+            f"{k}={v}" for k, v in sorted(options.items()) if v is not None
+        )
+        assert asked == " ".join([word, *given, *named])
 
-        words = [
-            "cast",
-            "eval",
-            "stack",
-            "interrupt",
-            "resume",
-            "extend",
-            "abort",
-        ]
-        client = SimpleNamespace(**{w: method(w) for w in words})
-        lines = [
-            "cast g ranks(:) n",
-            "eval ranks(:) x",
-            "stack",
-            "interrupt",
-            "resume g ranks(1:)",
-            "extend 2",
-            "abort ranks(:)",
-            "continue",
-        ]
-        for line in lines:
-            obey(client, parse_command(line), wait_s=3.0)
-
-        assert [
-            ("cast", ["ranks(:)", "n"], {"group": "g", "wait_s": 3.0}),
-            ("eval", ["ranks(:)", "x"], {"wait_s": 3.0, "up": 0}),
-            ("stack", [None], {"all_threads": False}),
-            ("interrupt", [None], {}),
-            ("resume", ["ranks(1:)"], {"group": "g"}),
-            ("extend", ["120.0", None], {}),
-            ("abort", ["ranks(:)"], {}),
-            ("cast", [None, "detach"], {}),
-        ] == asked
-
-
-class TestStack:
-    def frame(self, file, function, **more):
+    def test_some_ranks(self, job):
         """
-        A frame as a rank tells it.
+        A list of some ranks, for programs, holds only those; where a rank does
+        not answer, no rank is said to be absent.
         """
-        return {"file": file, "function": function, "line": 3, **more}
+        job.ask_processes = lambda *_, **__: Answers(silent=(1007,))
 
-    def test_read(self):
-        """
-        A stack ends where the debugger begins, and names packages shortly.
-        """
-        frames = [
-            self.frame("/x/distdebug/debugger/inside/stops.py", "read"),
-            self.frame("/x/site-packages/torch/a.py", "f", code="g()"),
-            self.frame("/job/train.py", "<module>"),
-        ]
+        some = obey(job.client, parse_command("list ranks(dp=1)"))
+        everybody = obey(job.client, parse_command("list"))
+        answers = obey(job.client, parse_command("stack ranks(1,7)"))
 
-        text = stack_text([{"thread": "MainThread", "frames": frames}])
-
-        assert [
-            "MainThread:",
-            "  /job/train.py:3 in <module>",
-            "  torch/a.py:3 in f",
-            "    g()",
-        ] == text.splitlines()
-
-    def test_only_the_debugger(self):
-        """
-        Of a thread that is examined post mortem, that is said.
-        """
-        frames = [self.frame("/x/distdebug/debugger/inside/a.py", "examine")]
-
-        text = stack_text([{"thread": "t", "frames": frames}])
-
-        assert "t:\n  in the debugger; cast it: where" == text
-
-    @pytest.mark.parametrize(
-        "threads", [None, "x", [None], [{}], [{"frames": [None]}]], ids=str
-    )
-    def test_broken(self, threads):
-        """
-        Whatever a broken rank says is some text.
-        """
-        assert isinstance(stack_text(threads), str)
+        assert [2, 3] == [p.rank for p in some.processes]
+        assert 4 == len(everybody.processes)
+        assert () == answers.notes
 
 
-@pytest.mark.parametrize(
-    ("line", "word"),
-    [
-        pytest.param("cast ranks(:) p x", "cast", id="cast"),
-        pytest.param("  stack ranks(0)", "stack", id="stack"),
-        pytest.param("c job ranks(1)", "continue", id="continue"),
-        pytest.param("abort ranks(1)", "abort", id="abort"),
-        pytest.param("attach 3", "attach", id="attach"),
-        pytest.param("attach #3", "attach", id="attach number"),
-        pytest.param("extend 30", "extend", id="extend"),
-        pytest.param("help cast", "help", id="help"),
-        pytest.param("h ranks", "help", id="help ranks"),
-        pytest.param("p ranks(0)", None, id="p"),
-        pytest.param("ranks(0)", None, id="call"),
-        pytest.param("list", None, id="list"),
-        pytest.param("l 3", None, id="list of pdb"),
-        pytest.param("c", None, id="continue of pdb"),
-        pytest.param("a 3", None, id="args of pdb"),
-        pytest.param("abort", None, id="abort this"),
-        pytest.param("stack", None, id="a variable"),
-        pytest.param("cast = 3", None, id="assignment"),
-        pytest.param("continue #2", "continue", id="one thread"),
-        pytest.param("abort 2", "abort", id="one rank"),
-        pytest.param("stack = 3", None, id="assignment to stack"),
-        pytest.param("eval in x", None, id="operator"),
-        pytest.param("help next", None, id="help of pdb"),
-        pytest.param("", None, id="empty"),
-    ],
+OURS = (
+    "cast ranks(:) p x|  stack ranks(0)|c job ranks(1)|abort ranks(1)|"
+    "attach 3|attach #3|extend 30|help cast|h ranks|continue #2|abort 2"
 )
-def test_meant_for_all(line, word):
+THEIRS = (
+    "p ranks(0)|ranks(0)|list|l 3|c|a 3|abort|stack|cast = 3|stack = 3|"
+    "eval in x|help next"
+)
+
+
+@pytest.mark.parametrize("line", [*OURS.split("|"), *THEIRS.split("|")])
+def test_meant_for_all(job, talk, line):
     """
     Only what is neither Python nor pdb is taken from an attached rank.
     """
-    command = meant_for_all(line)
+    talk("a 1", line, "detach", "q")
 
-    assert word == (command and command.word)
+    assert (line in THEIRS.split("|")) == ((1, line) in job.given)
 
 
 class TestListing:
-    def test_nobody(self):
+    @pytest.mark.parametrize(
+        ("ranks", "shown", "hidden"),
+        [
+            (
+                [process(0, session("a", patience_left_s=600))],
+                ["give up waiting in a collective in 10 min"],
+                "left out",
+            ),
+            (
+                [process(0, session("b", patience_left_s=1800))],
+                ["stopped (breakpoint"],
+                "give up",
+            ),
+            (
+                [process(0), process(0, path="r.sock", name="other process")],
+                ["other process"],
+                "host",
+            ),
+            (
+                [process(n, coords={}) for n in range(2)],
+                ["group", "rank", "state", "function", "line"],
+                "#",
+            ),
+            (
+                [
+                    process(0, session("a", thread="Thread-1", left_s=90)),
+                    process(1, host="other"),
+                ],
+                ["host", "Thread-1", "stopped (breakpoint, 90 s left)"],
+                "left out",
+            ),
+            (
+                [process(0, file="/a/run.py"), process(1, file="/b/run.py")],
+                ["a/run.py:9", "b/run.py:9"],
+                "host",
+            ),
+        ],
+        ids=["patience", "no end", "process", "alike", "nodes", "files"],
+    )
+    def test_columns(self, ranks, shown, hidden):
         """
-        If nobody listens, that is said.
+        What differs is shown, and columns without information are left out;
+        below stands when others give up, if that is before the end.
         """
-        assert "no rank listens here" == listing_text(Listing())
+        text = listing_text(Listing(processes=tuple(ranks)))
 
-    def test_patience(self):
-        """
-        Below the list stands when others give up, if that is before the end.
-        """
-        soon = session("a", patience_left_s=600)
-        late = session("b", patience_left_s=1800)
-
-        both = listing_text(Listing(processes=(process(0, soon, late),)))
-        one = listing_text(Listing(processes=(process(0, late),)))
-
-        assert "give up waiting in a collective in 10 min" in both
-        assert "give up" not in one
-
-    def test_other_process(self):
-        """
-        Who has the number of a rank, but is another process, is told apart.
-        """
-        reader = process(0, path="r.sock", name="other process")
-
-        text = listing_text(Listing(processes=(process(0), reader)))
-
-        assert "other process" in text.splitlines()[3]
-
-    def test_what_tells_nothing(self):
-        """
-        Columns that tell nothing are left out.
-        """
-        ranks = tuple(process(n, coords={}) for n in range(2))
-
-        text = listing_text(Listing(processes=ranks))
-
-        assert ["group", "rank", "state", "function", "line"] == (
-            text.split("\n", 1)[0].split()
-        )
-
-    def test_what_tells_something(self):
-        """
-        Nodes and threads are shown where they differ.
-        """
-        ranks = (
-            process(0, session("a", thread="Thread-1", left_s=90)),
-            process(1, host="other"),
-        )
-
-        text = listing_text(Listing(processes=ranks))
-
-        assert "host" in text
-        assert "Thread-1" in text
-        assert "stopped (breakpoint, 90 s left)" in text
-
-    def test_same_name(self):
-        """
-        Files of the same name are told apart.
-        """
-        ranks = (process(0, file="/a/run.py"), process(1, file="/b/run.py"))
-
-        text = listing_text(Listing(processes=ranks))
-
-        assert "a/run.py:9" in text
-        assert "b/run.py:9" in text
+        assert [] == [words for words in shown if words not in text]
+        assert hidden not in text
 
     def test_folded(self):
         """
@@ -946,7 +728,7 @@ class TestListing:
 
     def test_silent(self):
         """
-        Who does not answer is named below.
+        A process that does not answer is named below.
         """
         alone = Listing(processes=(process(0),))
         listing = attrs.evolve(alone, silent=(4711,))
@@ -956,20 +738,14 @@ class TestListing:
         assert listing_text(alone) == text.rsplit("\n", 1)[0]
         assert "4711 does not answer" in text
 
-    def test_controls(self):
-        """
-        What a terminal would obey is not shown.
-        """
-        ranks = (process(0, function="\x1b[31mred", file="/a\x1b]0;x\x07.py"),)
-
-        text = listing_text(Listing(processes=ranks))
-
-        assert "\x1b" not in text
-
 
 @pytest.mark.parametrize(
     ("count", "last"),
-    [(200, "200"), (201, "… and 1 more lines"), (512, "… and 312 more lines")],
+    [
+        (199, "  199"),
+        (200, "… and 1 more lines"),
+        (511, "… and 312 more lines"),
+    ],
     ids=str,
 )
 def test_first_lines(job, talk, monkeypatch, count, last):
@@ -977,70 +753,59 @@ def test_first_lines(job, talk, monkeypatch, count, last):
     Answers without end do not push everything else out of the terminal.
     """
     text = "\n".join(map(str, range(1, count + 1)))
-    job.stack = lambda *_, **__: text
+    output = Output(group="job", rank=0, text=text)
+    job.ask_processes = lambda *_, **__: Answers(outputs=(output,))
     monkeypatch.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: True))
 
     shown, _ = talk("stack", "q")
 
     assert last == shown[0].splitlines()[-1].partition(";")[0]
-    assert shown[0].startswith("1\n2\n")
+    assert shown[0].startswith("[0]\n  1\n  2\n")
 
 
 class TestNews:
-    def test_told(self):
-        """
-        Who stopped, who goes on, and who is gone is told once each.
-        """
-        before = Listing(
-            processes=(
-                process(0, session("a")),
-                process(1, session("b")),
-                process(2),
-                process(3),
-            )
-        )
-        after = Listing(
-            processes=(
-                process(0, session("c", line=8)),
-                process(1),
-                process(2, session("d", line=8)),
-            )
-        )
+    """
+    An empty line shows what has changed.
+    """
 
-        text = news_text(before, after)
+    def test_told(self, job, talk):
+        """
+        Each stop, each rank that goes on, and each that is gone is shown once.
+        """
+        job.move(0)
+        job.move(2)
+
+        def change():
+            for rank in (0, 2):
+                job.move(rank, session(f"later{rank}", line=8))
+            job.move(1)
+            del job.now[3]
+
+        shown, _ = talk("", change, "", "q")
 
         assert [
             "[0,2] stopped (breakpoint) at train.py:8 in step",
             "[1] goes on",
             "[3] has ended",
-        ] == text.splitlines()
+        ] == "\n".join(shown).splitlines()
 
-    def test_groups(self):
+    def test_groups(self, job, talk):
         """
         Where there are several groups, news name them.
         """
         policy = {"group": "Policy", "path": "p.sock"}
-        before = Listing(
-            processes=(process(0, session("a")), process(0, **policy))
-        )
-        after = Listing(
-            processes=(process(0), process(0, session("b"), **policy))
-        )
+        job.now = {0: process(0, session("a")), 7: process(0, **policy)}
 
-        text = news_text(before, after)
+        def change():
+            job.move(0)
+            job.move(7, session("b"))
+
+        shown, _ = talk(change, "q")
 
         assert [
             "[Policy 0] stopped (breakpoint) at train.py:7 in step",
             "[job 0] goes on",
-        ] == text.splitlines()
-
-    def test_nothing(self):
-        """
-        Where nothing has changed, nothing is said.
-        """
-        same = Listing(processes=(process(0, session("a")),))
-
-        assert "" == news_text(same, same)
+        ] == shown[0].splitlines()
 
 
 class TestHelp:
@@ -1061,9 +826,8 @@ class TestHelp:
         """
         lines = help_text().splitlines()
 
-        assert set(WORDS) == {line.split()[0] for line in lines if line} - {
-            "ranks(3)"
-        }
+        words = {line.split()[0] for line in lines if line}
+        assert {*WORDS, "ranks(3)"} == words
         assert 80 >= max(map(len, lines))
 
 
@@ -1121,7 +885,7 @@ class TestEditing:
         """
         Words, groups, ranks, and dimensions are completed.
         """
-        with line_editing(job):
+        with line_editing(job.client):
             readline.line = line
             found = [
                 readline.completer(text, n) for n in range(len(choices) + 1)
@@ -1130,10 +894,14 @@ class TestEditing:
         expected = [c for c in choices if c.startswith(text)]
         assert expected == found[: len(expected)]
 
-    def test_remembered(self, readline, tmp_path):
+    def test_remembered(self, readline, monkeypatch, tmp_path):
         """
-        What was typed is there the next time.
+        What was typed is there the next time; where Python has no readline,
+        one can still type.
         """
+        with line_editing(None):
+            pass
+        monkeypatch.setitem(sys.modules, "readline", None)
         with line_editing(None):
             pass
 
@@ -1141,15 +909,6 @@ class TestEditing:
             (tmp_path / "distdebug" / "dbg_history").read_text()
         )
         assert readline.completer is None
-
-    def test_without(self, monkeypatch):
-        """
-        Where Python has no readline, one can still type.
-        """
-        monkeypatch.setitem(sys.modules, "readline", None)
-
-        with line_editing(None):
-            pass
 
 
 def test_prompt_of_terminal(job, monkeypatch, capsys):
@@ -1165,7 +924,7 @@ def test_prompt_of_terminal(job, monkeypatch, capsys):
     monkeypatch.setattr("builtins.input", typed)
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
 
-    run_shell(job, show=str)
+    run_shell(job.client, show=str)
 
     assert ["distdebug> "] == prompts
     assert "\n" == capsys.readouterr().out
@@ -1175,14 +934,8 @@ def test_errors_are_clean(job, talk):
     """
     What a rank says in an error is not obeyed by the terminal.
     """
-
-    def fails(*_, **__):
-        msg = "\x1b[31mred"
-        raise DebuggerError(msg)
-
-    job.cast = fails
+    job.ask_stopped = Mock(side_effect=DebuggerError("\x1b[31mred"))
 
     shown, _ = talk("cast ranks(:) n", "q")
 
     assert ["red"] == shown
-    assert shell.__doc__

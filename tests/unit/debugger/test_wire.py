@@ -4,7 +4,6 @@ Messages between a rank and a client, and the folder of their sockets.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import stat
@@ -14,109 +13,94 @@ from types import SimpleNamespace
 
 import pytest
 
-from distdebug.debugger import folders
-from distdebug.debugger.folders import (
-    base_folder,
-    check_folder,
-    job_folder,
-    job_folders,
-    make_folder,
-    socket_path,
-    socket_paths,
-)
-from distdebug.debugger.wire import (
-    LIMIT_BYTES,
-    Feed,
-    WireError,
-    may_talk,
-    pack,
-    peer_uid,
-)
+from distdebug.debugger import arm, connect
 from distdebug.errors import DebuggerError
 
 
-class TestFeed:
-    def test_pieces(self):
+LIMIT_BYTES = 1 << 20
+
+
+class TestMessages:
+    def test_pieces(self, armed, raw):
         """
         Messages are whole, wherever the pieces are cut.
         """
-        data = pack({"a": 1}) + pack({"b": "é\n"})
+        data = '{"op":"é\\n","id":"é"}\n{"op":"list","id":2}\n'.encode()
 
         for cut in range(len(data)):
-            feed = Feed()
+            with raw.connected(armed) as client:
+                client.sendall(data[:cut])
+                client.sendall(data[cut:])
+                client.shutdown(socket.SHUT_WR)
+                first, second = client.makefile("rb")
 
-            got = feed.take(data[:cut]) + feed.take(data[cut:])
-
-            assert [{"a": 1}, {"b": "é\n"}] == got
+            assert b'{"id":"\\u00e9","error":"unknown operation' in first
+            assert second.startswith(b'{"id":2,"process":')
 
     @pytest.mark.parametrize(
         "line",
-        [b"nonsense", b"[1]", b"3", b"\xff", b"", b"[" * 100_000],
-        ids=["text", "list", "number", "bytes", "nothing", "deep"],
+        [
+            b"nonsense",
+            b"[1]",
+            b"3",
+            b"\xff",
+            b"\x80\x04}",
+            b"",
+            b"[" * 100_000,
+            b'{"a":' * 100_000,
+        ],
+        ids=["text", "list", "number", "bytes", "pickle", "none", "deep", "a"],
     )
-    def test_malformed(self, line):
+    def test_malformed(self, armed, raw, line):
         """
-        What is no object of JSON is refused.
+        What is no object of JSON ends the conversation, and only that.
         """
-        with pytest.raises(WireError):
-            Feed().take(line + b"\n")
+        with raw.connected(armed) as client:
+            answer = raw.said(client, line + b"\n")
+
+            assert b"" == client.recv(10)
+        assert "a message is not" in answer["error"]
+        assert 7 == raw.asked(armed, op="list", id=7)["id"]
 
     @pytest.mark.parametrize("end", [b"", b"\n"], ids=["open", "closed"])
-    def test_oversized(self, end):
+    def test_oversized(self, armed, raw, end):
         """
         A line that is too long is refused, whether it ends or not.
         """
-        with pytest.raises(WireError, match="longer"):
-            Feed().take(b'"' + b"x" * LIMIT_BYTES + b'"' + end)
+        with raw.connected(armed) as client:
+            answer = raw.said(client, b'"' + b"x" * LIMIT_BYTES + b'"' + end)
 
-    def test_pack_oversized(self):
+        assert answer is None or "longer" in answer["error"]
+        assert 7 == raw.asked(armed, op="list", id=7)["id"]
+
+    def test_too_long_to_send(self, armed, raw):
         """
         What the other end would refuse is not sent.
         """
-        with pytest.raises(WireError, match="longer"):
-            pack({"text": "x" * LIMIT_BYTES})
+        number = "x" * (LIMIT_BYTES - 150)
+
+        answer = raw.asked(armed, op="list", id=number)
+
+        assert "longer than 1,048,576 bytes" in answer["error"]
+        with connect() as client, pytest.raises(ValueError, match="longer"):
+            client.eval(None, "x" * LIMIT_BYTES)
 
 
-def test_peer_is_us():
-    """
-    The kernel tells that we are at the other end, and we may talk.
-    """
-    ours, theirs = socket.socketpair()
-    with ours, theirs:
-        uid = peer_uid(ours)
-
-    assert os.geteuid() == uid
-    assert may_talk(uid)
-    assert may_talk(0)
-    assert not may_talk(uid + 54321)
-
-
-class TestFolders:
-    @pytest.fixture(autouse=True)
-    def base(self, tmp_path, monkeypatch):
-        """
-        The folder of all jobs is one of the test.
-        """
-        base = tmp_path / "base"
-        monkeypatch.setattr(folders, "base_folder", lambda: base)
-        for name in list(os.environ):
-            if name.startswith(("DISTDEBUG", "TORCHELASTIC", "MASTER_")):
-                monkeypatch.delenv(name)
-        return base
-
-    def test_base(self):
+class TestFolder:
+    def test_base(self, socket_folder, monkeypatch):
         """
         The folder of all jobs is that of the user.
         """
-        assert f"/tmp/distdebug-{os.geteuid()}" == str(base_folder())
+        monkeypatch.delenv("DISTDEBUG_DIR")
+        monkeypatch.setattr(Path, "exists", lambda _: False)
 
-    def test_chosen(self, monkeypatch):
-        """
-        The user may choose the folder.
-        """
-        monkeypatch.setenv("DISTDEBUG_DIR", "/somewhere/else")
+        with pytest.raises(DebuggerError) as caught:
+            connect()
 
-        assert Path("/somewhere/else") == job_folder()
+        assert str(caught.value).startswith(
+            "no job of yours listens on this node, below "
+            f"/tmp/distdebug-{os.geteuid()}"
+        )
 
     @pytest.mark.parametrize(
         ("job", "name"),
@@ -124,55 +108,60 @@ class TestFolders:
             ("", "job"),
             ("../../etc", "etc"),
             ("run 7", "run-7"),
-            ("x" * 40, "x" * 23 + "-9f4aedf4"),
+            ("x" * 40, "x" * 23 + "-bd913ff6"),
         ],
         ids=["none", "hostile", "blank", "long"],
     )
-    def test_named_after_the_job(self, base, monkeypatch, job, name):
+    def test_named_after_the_job(self, folder, base, monkeypatch, job, name):
         """
-        The folder bears the name of the job, as far as that is safe.
+        The folder bears the name of the job, as far as that is safe; it and
+        that of all jobs are ours alone, and it is found again.
         """
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", job)
+        base.chmod(0o700)
 
-        found = job_folder()
+        path = arm()
 
-        assert base == found.parent
-        assert name[:10] == found.name[:10]
-        assert len(found.name) <= 32
+        assert base / name == path.parent
+        assert len(name) <= 32
+        assert 0o700 == stat.S_IMODE(path.parent.stat().st_mode)
+        with connect() as client:
+            assert str(path) == client.list().processes[0].path
 
-    def test_made(self, base):
+    def test_made(self, folder, base):
         """
-        A folder that is made is ours alone, and found again.
+        The folder of all jobs is made, for the user alone.
         """
-        assert () == job_folders()
+        base.rmdir()
 
-        make_folder(base / "run")
+        arm()
 
-        assert 0o700 == (base / "run").stat().st_mode & 0o777
-        assert 0o700 == base.stat().st_mode & 0o777
-        assert (base / "run",) == job_folders()
+        assert 0o700 == stat.S_IMODE(base.stat().st_mode)
 
-    def test_open_to_others(self, tmp_path):
+    @pytest.mark.parametrize("kind", ["open", "link", "file"])
+    def test_unsafe(self, folder, caplog, kind):
         """
-        A folder that others may enter is refused.
+        What others may enter, a link, or a file is no folder for sockets.
         """
-        (tmp_path / "f").mkdir(mode=0o700)
-        (tmp_path / "f").chmod(0o750)
+        path = folder / "f"
+        if kind == "link":
+            (folder / "real").mkdir(mode=0o700)
+            path.symlink_to(folder / "real")
+        elif kind == "file":
+            path.touch(mode=0o700)
+        else:
+            path.mkdir()
+            path.chmod(0o750)
 
-        with pytest.raises(DebuggerError, match="others may enter"):
-            make_folder(tmp_path / "f")
+        assert arm(dir=path) is None
 
-    def test_link(self, tmp_path):
-        """
-        A link is refused, wherever it leads.
-        """
-        (tmp_path / "real").mkdir(mode=0o700)
-        (tmp_path / "link").symlink_to(tmp_path / "real")
+        expected = {"open": "others may enter", "link": "not a folder"}
+        assert expected.get(kind, "File exists") in caplog.text
+        if kind != "file":
+            with pytest.raises(DebuggerError, match=expected[kind]):
+                connect(path)
 
-        with pytest.raises(DebuggerError, match="not a folder"):
-            make_folder(tmp_path / "link")
-
-    def test_of_somebody_else(self, tmp_path, monkeypatch):
+    def test_of_somebody_else(self, folder, monkeypatch, caplog):
         """
         A folder of another user is refused, but for root who only reads it.
         """
@@ -181,57 +170,50 @@ class TestFolders:
 
         monkeypatch.setattr(os, "geteuid", lambda: 1234)
         with pytest.raises(DebuggerError, match="belongs to user 54321"):
-            check_folder(tmp_path, or_anothers=True)
+            connect(folder)
         monkeypatch.setattr(os, "geteuid", lambda: 0)
-        check_folder(tmp_path, or_anothers=True)
-        with pytest.raises(DebuggerError, match="belongs to user 54321"):
-            check_folder(tmp_path)
-        with pytest.raises(DebuggerError, match="belongs to user 54321"):
-            make_folder(tmp_path)
+        with connect(folder) as client:
+            assert () == client.list().processes
+        assert arm() is None
+        assert "belongs to user 54321" in caplog.text
 
-    def test_sockets(self, tmp_path):
+    def test_sockets(self, folder, monkeypatch):
         """
-        Sockets are told from what else lies there.
+        A socket is named after the rank and its process, and not confused with
+        other files.
         """
-        path = socket_path(tmp_path, 3)
-        unknown = socket_path(tmp_path, None)
-        for one in (path, unknown, tmp_path / "audit.jsonl"):
-            one.touch()
-        (tmp_path / "x.y.sock").touch()
+        monkeypatch.setenv("RANK", "3")
+        path = arm()
+        for name in ("audit.jsonl", "x.y.sock", "7.1.sock.1"):
+            (folder / name).touch()
 
-        found = dict(socket_paths(tmp_path))
+        with connect() as client:
+            listing = client.list()
 
-        assert {path: os.getpid(), unknown: os.getpid()} == found
         namespace = Path("/proc/self/ns/pid").stat().st_ino
         assert f"3.{namespace:x}.{os.getpid()}.sock" == path.name
+        assert [str(path)] == [process.path for process in listing]
+        assert () == listing.silent
 
-    def test_no_namespaces(self, tmp_path, monkeypatch):
+    def test_no_namespaces(self, folder, monkeypatch):
         """
-        Where the kernel does not tell the namespace, there is one only.
+        Where the kernel hides the namespace, there is one only.
         """
+        look = os.stat
 
-        def refuse(_):
-            raise PermissionError
+        def refuse(path, **options):
+            if path == "/proc/self/ns/pid":
+                raise PermissionError
+            return look(path, **options)
 
         monkeypatch.setattr(os, "stat", refuse)
 
-        path = socket_path(tmp_path, 3)
+        assert f"x.0.{os.getpid()}.sock" == arm().name
 
-        assert f"3.0.{os.getpid()}.sock" == path.name
-
-    def test_too_long(self, tmp_path):
+    def test_too_long(self, folder, caplog):
         """
         The kernel would cut a long path, so it is refused.
         """
-        with pytest.raises(DebuggerError, match="too long"):
-            socket_path(tmp_path / ("x" * 100), 0)
+        assert arm(dir=folder / ("x" * 100)) is None
 
-
-def test_pack_is_one_line():
-    """
-    A message is one line, whatever is in it.
-    """
-    line = pack({"text": "a\nb"})
-
-    assert 1 == line.count(b"\n")
-    assert {"text": "a\nb"} == json.loads(line)
+        assert "is too long for a socket" in caplog.text

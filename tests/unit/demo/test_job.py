@@ -11,27 +11,31 @@ import time
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
 
-from distdebug.demo import job as job_module
-from distdebug.demo.job import TrainingJob, start_job, watch_job
+import distdebug
+
+from distdebug.demo.job import start_job, watch_job
 from distdebug.errors import DistdebugError
 
 
-# Starts a child that would outlive it, as the ranks of torchrun do.
+pytestmark = pytest.mark.process
+
+
+# Starts a child that would outlive it, as the ranks of torchrun do, and ends
+# when it has; what it was told is kept.
 LAUNCHER = """
-import subprocess, sys, time
+import json, subprocess, sys, time
+open("argv", "w").write(json.dumps(sys.argv[1:]))
 subprocess.Popen(
     [sys.executable, "-S", "-c", "import time; print('step 1', flush=True);"
-     "time.sleep(600)"], start_new_session=True)
-time.sleep(600)
+     "time.sleep(600)"], start_new_session=True).wait()
 """
 
-
-# The second of two ranks writes a file when the first one dies.
+# The second of two ranks writes a file when the first one dies; the launcher
+# does not mind.
 PAIR = """
 import os, subprocess, sys, time
 ours, theirs = os.pipe()
@@ -43,12 +47,12 @@ subprocess.Popen([sys.executable, "-S", "-c", "print('step 1', flush=True);"
 time.sleep(600)
 """
 
-SOURCE = Path(job_module.__file__).parents[2]
+SOURCE = Path(distdebug.__file__).parents[1]
 
 
 class FakeJob:
     """
-    A job that makes steps as it is told.
+    A job that makes given steps.
     """
 
     log = "job.log"
@@ -65,178 +69,168 @@ class FakeJob:
 
     def last_step(self):
         """
-        The next step that was told.
+        The next of these steps.
         """
         return self.steps.pop(0)
 
 
-class Clock:
+@pytest.fixture
+def watch(monkeypatch):
     """
-    A clock that runs only while somebody sleeps.
+    Watches a job that makes these steps, one in a second, which flies.
     """
+    now = [1000.0]
 
-    def __init__(self):
-        self.now = 1000.0
+    def sleep(_):
+        now[0] += 1.0
 
-    def monotonic(self):
-        """
-        The time.
-        """
-        return self.now
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", sleep)
 
-    def sleep(self, _):
-        """
-        A second goes by.
-        """
-        self.now += 1.0
+    def run(*steps):
+        told, job = [], FakeJob(*steps)
+        return watch_job(job, tell=told.append), told, len(job.steps)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [
+        ([0, 0, 1, 2, *[2] * 9], ("stuck", ["step 1", "step 2"], 6)),
+        ([*[0] * 50, 1, *[1] * 9], ("stuck", ["step 1"], 6)),
+        (range(100), ("running", [f"step {n}" for n in range(1, 10)], 90)),
+        ([1, 2], ("ended", ["step 1", "step 2"], 0)),
+    ],
+    ids=["stuck", "slow start", "running", "ended"],
+)
+def test_watch(watch, steps, expected):
+    """
+    A job is stuck if it made steps and makes none any more, not before its
+    first one; it is well if it makes some for long enough, and may end.
+    """
+    assert expected == watch(*steps)
+
+
+def test_no_start(watch):
+    """
+    A job that never makes a step is an error.
+    """
+    with pytest.raises(DistdebugError, match=r"no step within 120 s"):
+        watch(*[0] * 500)
 
 
 @pytest.fixture
-def told(monkeypatch):
+def play(tmp_path, monkeypatch):
     """
-    What was told; time flies.
+    Starts a job under a stand-in for torchrun, waits for its first step, and
+    does something; returns all of its processes, which have to end.
     """
-    monkeypatch.setattr(job_module, "time", Clock())
-    return []
+    package = tmp_path / "fake" / "torch" / "distributed"
+    package.mkdir(parents=True)
+    for folder in (package.parent, package):
+        (folder / "__init__.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fake"))
 
+    def run(launcher=LAUNCHER, do=lambda job: None):
+        (package / "run.py").write_text(launcher)
+        program = tmp_path / "program.py"
+        with start_job(program, tmp_path / "dumps", 4) as job:
+            while launcher and not job.last_step():
+                assert not job.has_ended
+            started.extend(job.processes())
+            do(job)
+        assert job.has_ended
+        assert [] == job.processes()
+        return job
 
-class TestWatchJob:
-    def test_stuck(self, told):
-        """
-        A job that made steps and makes none any more is stuck.
-        """
-        job = FakeJob(0, 0, 1, 2, *[2] * 9)
-
-        assert "stuck" == watch_job(job, tell=told.append, quiet_s=3)
-        assert ["step 1", "step 2"] == told
-
-    def test_slow_start(self, told):
-        """
-        Before its first step a job is not stuck, however long it takes.
-        """
-        job = FakeJob(*[0] * 50, 1, *[1] * 9)
-
-        assert "stuck" == watch_job(job, tell=told.append, quiet_s=3)
-        assert len(job.steps) < 9
-
-    def test_running(self, told):
-        """
-        A job that makes steps for long enough is well.
-        """
-        job = FakeJob(*range(100))
-
-        assert "running" == watch_job(job, tell=told.append, enough_s=8)
-
-    def test_ended(self, told):
-        """
-        A job may end by itself.
-        """
-        assert "ended" == watch_job(FakeJob(1, 2), tell=told.append)
-
-    def test_no_start(self, told):
-        """
-        A job that never makes a step is an error.
-        """
-        job = FakeJob(*[0] * 500)
-
-        with pytest.raises(DistdebugError, match=r"no step within 120 s"):
-            watch_job(job, tell=told.append)
+    started = []
+    yield run
+    assert [] == psutil.wait_procs(started, timeout=60)[1]
 
 
 class TestStartJob:
-    @pytest.fixture
-    def program(self, tmp_path, monkeypatch):
+    def test_nothing_is_left(self, play, tmp_path):
         """
-        A program, which a stand-in for torchrun does not run.
+        When the block is over, so are the launcher and its children; it got
+        the number of processes, the program, and the folder.
         """
-        package = tmp_path / "fake" / "torch" / "distributed"
-        package.mkdir(parents=True)
-        for folder in (package.parent, package):
-            (folder / "__init__.py").touch()
-        (package / "run.py").write_text(LAUNCHER)
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path / "fake"))
-        return tmp_path / "program.py"
+        play()
 
-    def wait_for_step(self, job):
-        """
-        Wait until the job has made a step, or is dead.
-        """
-        while not job.last_step():
-            assert not job.has_ended
+        arguments = (tmp_path / "argv").read_text()
+        assert '"--nproc-per-node", "4"' in arguments
+        names = [str(tmp_path / name) for name in ("program.py", "dumps")]
+        assert arguments.endswith('"{}", "{}"]'.format(*names))
 
-    def test_nothing_is_left(self, program):
+    def test_nobody_sees_it(self, play, tmp_path, monkeypatch):
         """
-        When the block is over, so are the launcher and its children.
+        No rank lives long enough to see that it lost another one, and a
+        launcher that does not end by itself is ended.
         """
-        with start_job(program, program.parent / "dumps", 4) as job:
-            self.wait_for_step(job)
-            (child,) = job.processes()
-
-        assert job.has_ended
-        assert [] == job.processes()
-        gone, alive = psutil.wait_procs([child], timeout=60)
-        assert ([child], []) == (gone, alive)
-
-    def test_nobody_sees_it(self, program, monkeypatch):
-        """
-        No rank lives to tell that it lost another one.
-        """
-        launcher = program.parent / "fake" / "torch" / "distributed" / "run.py"
-        launcher.write_text(PAIR)
+        kill = psutil.Process.kill
 
         def slowly(process):
             kill(process)
             time.sleep(0.5)
 
-        kill = job_module._kill
-        monkeypatch.setattr(job_module, "_kill", slowly)
-        with start_job(program, program.parent / "dumps", 2) as job:
-            self.wait_for_step(job)
+        monkeypatch.setattr(psutil.Process, "kill", slowly)
+        play(PAIR)
 
-        assert not program.with_name("lost").exists()
+        assert not (tmp_path / "lost").exists()
 
-    def test_interrupted(self, program):
+    def test_interrupted(self, play):
         """
-        So they are if the block is interrupted.
+        The processes end if the block is interrupted.
         """
-        started = []
 
-        def interrupt():
-            with start_job(program, program.parent / "dumps", 4) as job:
-                self.wait_for_step(job)
-                started.extend(job.processes())
-                raise KeyboardInterrupt
+        def interrupt(_):
+            raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
-            interrupt()
+            play(do=interrupt)
 
-        assert (started, []) == psutil.wait_procs(started, timeout=60)
-
-    def test_interrupted_again(self, program, monkeypatch):
+    def test_interrupted_again(self, play, monkeypatch):
         """
-        So they are if Ctrl-C is pressed twice while they are ended.
+        So they do if Ctrl-C is pressed twice while they are ended.
         """
-        started, end = [], TrainingJob.end
+        suspend = psutil.Process.suspend
 
-        def ended(job):
+        def interrupted(process):
             signal.raise_signal(signal.SIGINT)
             signal.raise_signal(signal.SIGINT)
-            end(job)
+            suspend(process)
 
-        monkeypatch.setattr(TrainingJob, "end", ended)
+        monkeypatch.setattr(psutil.Process, "suspend", interrupted)
 
-        with start_job(program, program.parent / "dumps", 4) as job:
-            self.wait_for_step(job)
-            started.extend(job.processes())
+        play()
 
-        assert (started, []) == psutil.wait_procs(started, timeout=60)
         assert signal.default_int_handler is signal.getsignal(signal.SIGINT)
 
+    def test_impatient(self, play, monkeypatch):
+        """
+        So they do if the wait for them fails.
+        """
+
+        def fail_once(job):
+            wait, fails = job.torchrun.wait, [KeyboardInterrupt]
+
+            def interrupted(timeout=None):
+                if fails:
+                    raise fails.pop()
+                return wait(timeout)
+
+            monkeypatch.setattr(job.torchrun, "wait", interrupted)
+
+        with pytest.raises(KeyboardInterrupt):
+            play(do=fail_once)
+
     @pytest.mark.skipif(sys.platform != "linux", reason="needs prctl")
-    def test_killed(self, program):
+    def test_killed(self, play, tmp_path):
         """
-        The launcher ends with whoever started it, also if that is killed.
+        The launcher ends with the process that started it, also if that is
+        killed.
         """
+        play()
         code = (
             "import sys, time\n"
             "sys.path.insert(0, sys.argv[2])\n"
@@ -250,7 +244,7 @@ class TestStartJob:
             "    time.sleep(600)\n"
         )
         with subprocess.Popen(
-            [sys.executable, "-c", code, program, SOURCE],
+            [sys.executable, "-c", code, tmp_path / "program.py", SOURCE],
             stdout=subprocess.PIPE,
             text=True,
         ) as player:
@@ -263,85 +257,32 @@ class TestStartJob:
         child.kill()  # which torchrun would have ended
         assert [launcher] == gone
 
-    def test_elsewhere(self, program):
+    def test_elsewhere(self, play):
         """
         A job ends as well where a thread runs it, which no one interrupts.
         """
-
-        def run():
-            with start_job(program, program.parent / "dumps", 4) as job:
-                self.wait_for_step(job)
-            return job.has_ended
-
         with ThreadPoolExecutor(1) as pool:
-            assert pool.submit(run).result(timeout=120)
+            assert pool.submit(play).result(timeout=120).has_ended
 
-    def test_arguments(self, program, monkeypatch):
-        """
-        The launcher is told the number of processes and the folder.
-        """
-        commands = []
-
-        def start(command, **_):
-            commands.append(command)
-            return SimpleNamespace(pid=0)
-
-        monkeypatch.setattr(job_module.subprocess, "Popen", start)
-        monkeypatch.setattr(TrainingJob, "end", lambda _: None)
-
-        with start_job(program, program.parent / "dumps", 6):
-            pass
-
-        ((executable, *arguments),) = commands
-        assert sys.executable == executable
-        assert "6" == arguments[arguments.index("--nproc-per-node") + 1]
-        assert [str(program), str(program.parent / "dumps")] == arguments[-2:]
-
-
-class TestEnd:
-    def test_already_gone(self, tmp_path):
+    def test_already_gone(self, play):
         """
         A job that has ended is not killed once more.
         """
-        log = tmp_path / "log"
-        log.touch()
-        with subprocess.Popen([sys.executable, "-S", "-c", ""]) as torchrun:
-            torchrun.wait()
-            job = TrainingJob(torchrun, log)
+        job = play("", do=lambda job: job.torchrun.wait(60))
 
-            job.end()
+        assert (0, 0) == (job.torchrun.returncode, job.last_step())
 
-        assert job.has_ended
-        assert 0 == job.last_step()
-
-    def test_impatient(self, tmp_path, monkeypatch):
-        """
-        Whoever interrupts the end of a job ends it all the same.
-        """
-        waits = [KeyboardInterrupt]
-        code = "import time; time.sleep(600)"
-        with subprocess.Popen([sys.executable, "-S", "-c", code]) as torchrun:
-            job = TrainingJob(torchrun, tmp_path / "log")
-            wait = torchrun.wait
-
-            def interrupted(timeout=None):
-                if waits:
-                    raise waits.pop()
-                return wait(timeout)
-
-            monkeypatch.setattr(torchrun, "wait", interrupted)
-            with pytest.raises(KeyboardInterrupt):
-                job.end()
-
-            assert job.has_ended
-
-    def test_gone_meanwhile(self):
+    def test_gone_meanwhile(self, play, monkeypatch):
         """
         A process that ends while it is being killed is as good as killed.
         """
-        with subprocess.Popen([sys.executable, "-S", "-c", ""]) as process:
-            known = psutil.Process(process.pid)
+        kill = psutil.Process.kill
 
-        job_module._kill(known)
+        def twice(process):
+            kill(process)
+            process.wait(60)
+            kill(process)
 
-        assert not known.is_running()
+        monkeypatch.setattr(psutil.Process, "kill", twice)
+
+        assert play().has_ended

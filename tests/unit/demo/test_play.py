@@ -8,19 +8,22 @@ import contextlib
 import json
 import os
 import signal
+import sys
 
-from pathlib import Path
-from types import SimpleNamespace
+from importlib.machinery import ModuleSpec
+from importlib.resources import files
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from distdebug.__main__ import main
 from distdebug.capture import Capture
-from distdebug.cli import demo as command
-from distdebug.demo import SCENARIOS, Scenario, play, play_demo
+from distdebug.demo import SCENARIOS, Scenario, play_demo
 from distdebug.errors import DistdebugError, MissingDependencyError
 from distdebug.findings import Cause, Diagnosis, Finding, Missing
-from distdebug.flight_recorder import DumpRequest
+
+
+PROGRAMS = files("distdebug.demo") / "programs"
 
 
 DIAGNOSIS = Diagnosis(
@@ -36,16 +39,17 @@ DIAGNOSIS = Diagnosis(
 @pytest.fixture
 def stage(monkeypatch):
     """
-    A job that does as it is told; the rest is recorded.
+    A job that does as it is asked to; the rest is recorded.
     """
     log = SimpleNamespace(
-        outcome="stuck", started=[], diagnosed=[], printed=""
+        outcome="stuck", steps=[], started=[], diagnosed=[], printed=""
     )
 
     @contextlib.contextmanager
     def start(program, dumps, ranks):
         log.started.append((program, dumps, ranks))
-        os.mkfifo(program.with_name("pipe"))
+        dumps.mkdir()
+        os.mkfifo(dumps / "0.pipe")
         printed = program.with_name("job.log")
         if log.printed:
             printed.write_text(log.printed)
@@ -53,11 +57,10 @@ def stage(monkeypatch):
         if log.printed:
             printed.write_text(f"{log.printed}killed\n")
 
-    def request(dumps):
-        return (
-            DumpRequest(0, "dumped", dumps / "0"),
-            DumpRequest(1, "silent", dumps / "1"),
-        )
+    def watch(job, *, tell):
+        for step in log.steps:
+            tell(step)
+        return log.outcome
 
     def capture(folder, pids, **_):
         missing = Missing(what="stack", reason="no", source=f"pid {pids[0]}")
@@ -67,12 +70,14 @@ def stage(monkeypatch):
         log.diagnosed.append(path)
         return DIAGNOSIS
 
-    monkeypatch.setattr(play, "find_spec", lambda _: True)
-    monkeypatch.setattr(play, "start_job", start)
-    monkeypatch.setattr(play, "watch_job", lambda *_, **__: log.outcome)
-    monkeypatch.setattr(play, "request_dumps", request)
-    monkeypatch.setattr(play, "capture_node", capture)
-    monkeypatch.setattr(play, "diagnose", diagnose)
+    torch = ModuleType("torch")
+    torch.__spec__ = ModuleSpec("torch", None)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    # A real job takes seconds; those in tests/integration are played.
+    monkeypatch.setattr("distdebug.demo.play.start_job", start)
+    monkeypatch.setattr("distdebug.demo.play.watch_job", watch)
+    monkeypatch.setattr("distdebug.demo.play.capture_node", capture)
+    monkeypatch.setattr("distdebug.demo.play.diagnose", diagnose)
     return log
 
 
@@ -95,17 +100,13 @@ class TestPlayDemo:
         assert root == got.folder
         assert [(root / "dataloader.py", root / "dumps", 4)] == stage.started
         assert [root] == stage.diagnosed
+        # What is run lies beside the dumps; what nobody answers is gone.
+        assert ["dataloader.py", "dumps", "job.log"] == sorted(
+            path.name for path in root.rglob("*")
+        )
         assert "step 1\n" == (root / "job.log").read_text()
-        assert "1 of 2 ranks wrote a dump" in told
+        assert "0 of 1 ranks wrote a dump" in told
         assert "no stack of pid 7: no" in told
-
-    def test_program(self, stage, tmp_path):
-        """
-        What is run lies beside the dumps; what nobody answers is gone.
-        """
-        play_demo(SCENARIOS["order"], folder=tmp_path)
-
-        assert ["order.py"] == [path.name for path in tmp_path.iterdir()]
 
     @pytest.mark.parametrize("outcome", ["ended", "running"])
     def test_other_outcomes(self, outcome, stage, tmp_path):
@@ -131,31 +132,25 @@ class TestPlayDemo:
         assert tmp_path == got.folder.parent
         assert not got.is_found
 
-    def test_not_empty(self, stage, tmp_path):
+    @pytest.mark.parametrize(
+        ("name", "told"), [("", "not empty"), ("file/x", "cannot use")]
+    )
+    def test_folder(self, stage, tmp_path, name, told):
         """
-        Nothing is put among what is there already.
-        """
-        (tmp_path / "thesis.tex").touch()
-
-        with pytest.raises(DistdebugError, match="not empty"):
-            play_demo(SCENARIOS["crash"], folder=tmp_path)
-
-        assert [] == stage.started
-
-    def test_no_folder(self, stage, tmp_path):
-        """
-        A folder that cannot be made is told.
+        Nothing is put among what is there already, or where nothing can be.
         """
         (tmp_path / "file").touch()
 
-        with pytest.raises(DistdebugError, match="cannot use"):
-            play_demo(SCENARIOS["crash"], folder=tmp_path / "file" / "x")
+        with pytest.raises(DistdebugError, match=told):
+            play_demo(SCENARIOS["crash"], folder=tmp_path / name)
+
+        assert [] == stage.started
 
     def test_no_torch(self, monkeypatch):
         """
         Without torch there is a way to get it.
         """
-        monkeypatch.setattr(play, "find_spec", lambda _: None)
+        monkeypatch.setitem(sys.modules, "torch", None)
 
         with pytest.raises(MissingDependencyError) as caught:
             play_demo(SCENARIOS["crash"])
@@ -164,23 +159,20 @@ class TestPlayDemo:
 
 
 class TestScenarios:
-    @pytest.mark.parametrize("scenario", SCENARIOS.values(), ids=SCENARIOS)
-    def test_program(self, scenario):
+    def test_programs(self):
         """
         Every scenario has its program, which first says what is planted.
         """
-        text = (play.PROGRAMS / f"{scenario.name}.py").read_text("utf-8")
+        programs = {
+            path.name.removesuffix(".py"): path.read_text("utf-8")
+            for path in PROGRAMS.iterdir()
+            if path.name.endswith(".py")
+        }
 
-        first = text.splitlines()[1]
-        assert first.startswith(("Planted: ", "Nothing is planted: "))
-
-    def test_no_program_without_scenario(self):
-        """
-        Every program has its scenario.
-        """
-        programs = {path.stem for path in Path(play.PROGRAMS).glob("*.py")}
-
-        assert set(SCENARIOS) == programs
+        assert SCENARIOS.keys() == programs.keys()
+        for text in programs.values():
+            first = text.splitlines()[1]
+            assert first.startswith(("Planted: ", "Nothing is planted: "))
 
     def test_culprits(self):
         """
@@ -263,16 +255,11 @@ class TestCommand:
             got["demo"]["is_found"],
         )
 
-    def test_progress(self, tmp_path, capsys, monkeypatch):
+    def test_progress(self, stage, tmp_path, capsys):
         """
-        Steps are shown to people only; what happens, to everybody.
+        Steps are shown on terminals only; what happens, everywhere.
         """
-
-        def watch(job, *, tell):
-            tell("step 1")
-            return "ended"
-
-        monkeypatch.setattr(play, "watch_job", watch)
+        stage.steps, stage.outcome = ["step 1"], "ended"
 
         main(["demo", "--keep", str(tmp_path)])
 
@@ -281,29 +268,29 @@ class TestCommand:
             "demo: the job has ended by itself",
         ] == capsys.readouterr().err.splitlines()
 
-    def test_terminated(self):
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+    def test_terminated(self, number, tmp_path):
         """
-        SIGTERM unwinds, so that the job is ended too.
+        SIGTERM and the end of the terminal unwind, so that the job is ended
+        too.
         """
-        with pytest.raises(SystemExit, match="143"):
-            command._interrupt(signal.SIGTERM, None)
-
-    @pytest.mark.parametrize(
-        ("before", "expected"),
-        [
-            (signal.SIG_DFL, command._interrupt),
-            (signal.SIG_IGN, signal.SIG_IGN),
-        ],
-    )
-    def test_hung_up(self, before, expected, tmp_path):
-        """
-        So does the end of the terminal, unless it is to be outlived.
-        """
-        signal.signal(signal.SIGHUP, before)
+        signal.signal(number, signal.SIG_DFL)
 
         main(["demo", "--keep", str(tmp_path)])
 
-        assert expected == signal.getsignal(signal.SIGHUP)
+        with pytest.raises(SystemExit) as caught:
+            signal.raise_signal(number)
+        assert 128 + number == caught.value.code
+
+    def test_to_be_outlived(self, tmp_path):
+        """
+        What ignores the end of the terminal, as under nohup, goes on doing so.
+        """
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+        main(["demo", "--keep", str(tmp_path)])
+
+        assert signal.SIG_IGN is signal.getsignal(signal.SIGHUP)
 
 
 class TestOptions:
@@ -318,7 +305,7 @@ class TestOptions:
 
     def test_unknown(self, capsys):
         """
-        A scenario that is not there is told, with those that are.
+        For an unknown scenario, the known ones are listed.
         """
         assert 2 == main(["demo", "--scenario", "x"])
         assert "dataloader" in capsys.readouterr().err

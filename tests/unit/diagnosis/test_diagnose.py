@@ -6,19 +6,11 @@ from __future__ import annotations
 
 import pytest
 
+from distdebug import diagnose
 from distdebug.__main__ import main
-from distdebug.diagnosis import diagnose
 from distdebug.errors import NoDumpsError
 from distdebug.findings import Cause
-from distdebug.flight_recorder import Sidecar, write_sidecar
-from distdebug.flight_recorder.sidecar import SidecarFrame
-from distdebug.stacks import (
-    ProcessStacks,
-    StackFrame,
-    ThreadActivity,
-    ThreadStack,
-    stacks_to_json,
-)
+from distdebug.stacks import ThreadActivity
 from distdebug.testing import SimulatedJob, make_dumps
 
 
@@ -39,23 +31,7 @@ def _hang(tmp_path):
     return tmp_path
 
 
-def write_stack(folder, rank, *lines):
-    """
-    What py-spy saw of the main thread of a rank.
-    """
-    frames = tuple(StackFrame(*line) for line in lines)
-    thread = ThreadStack(
-        name="MainThread", frames=frames, thread_id=7, is_main=True
-    )
-    process = ProcessStacks(
-        pid=7 + rank, source="", threads=(thread,), rank=rank
-    )
-    path = folder / f"pyspy_node1_{7 + rank}.json"
-    path.write_text(stacks_to_json(process))
-    return path
-
-
-def test_odd_folder(tmp_path):
+def test_odd_folder(tmp_path, write_stack):
     """
     A folder is a folder, also if there is a line break in its name.
     """
@@ -77,7 +53,7 @@ def test_dumps(hang):
     assert verdict.summary.startswith("rank 2 never entered all_reduce #2")
 
 
-def test_stacks(hang):
+def test_stacks(hang, write_stack):
     """
     Stacks beside them name the line and the reason.
     """
@@ -88,7 +64,7 @@ def test_stacks(hang):
     assert Cause.SLEEPING is verdict.detail_cause
 
 
-def test_contradiction(hang):
+def test_contradiction(hang, write_stack):
     """
     If the stacks show that the job goes on, that is not hidden.
     """
@@ -101,18 +77,9 @@ def test_contradiction(hang):
         has_left=True,
     )
     for rank in range(4):
-        thread = ThreadStack(
-            name="MainThread",
-            frames=(StackFrame("step", "/home/me/train.py", 40),),
-            thread_id=7 + rank,
-            is_main=True,
-            activity=moving,
+        write_stack(
+            hang, rank, ("step", "/home/me/train.py", 40), activity=moving
         )
-        process = ProcessStacks(
-            pid=7 + rank, source="", threads=(thread,), rank=rank
-        )
-        path = hang / f"pyspy_node1_{7 + rank}.json"
-        path.write_text(stacks_to_json(process))
 
     diagnosis = diagnose(hang)
 
@@ -125,24 +92,16 @@ def test_contradiction(hang):
     assert Cause.PROGRESSING is diagnosis.findings[-1].cause
 
 
-def test_sidecar(hang):
+def test_sidecar(hang, write_side):
     """
     So does the stack in a side-car.
     """
-    frames = (SidecarFrame("sleep", "train.py", 40), SidecarFrame(*READING))
-    sidecar = Sidecar(
-        path="",
-        rank=2,
-        world_size=4,
-        host="node1",
-        pid=7,
-        started=0.0,
-        written=1_750_000_001.0,
-        reason="request",
+    write_side(
+        hang,
+        2,
+        *(("sleep", "train.py", 40), READING),
         dump="nccl_trace_rank_2",
-        threads=(("MainThread", frames),),
     )
-    write_sidecar(sidecar, hang / "nccl_trace_rank_2")
 
     verdict = diagnose(hang).verdict
 
@@ -155,27 +114,15 @@ def test_sidecar(hang):
     [(False, ["dump", "dump"]), (True, ["calls"])],
     ids=["no recorder", "no calls"],
 )
-def test_only_sidecars(is_recording, lost, tmp_path):
+def test_only_sidecars(is_recording, lost, tmp_path, write_side):
     """
-    Where torch recorded nothing, what the ranks told of themselves is enough.
+    Where torch recorded nothing, side-cars are enough.
     """
     if is_recording:
         make_dumps(tmp_path, SimulatedJob(2))
     for rank, lines in enumerate(([WAITING, TRAINING], [READING])):
-        frames = tuple(SidecarFrame(*line) for line in lines)
-        sidecar = Sidecar(
-            path="",
-            rank=rank,
-            world_size=2,
-            host="node1",
-            pid=7 + rank,
-            started=0.0,
-            written=1_750_000_001.0,
-            reason="request",
-            dump=f"nccl_trace_rank_{rank}" if is_recording else "",
-            threads=(("MainThread", frames),),
-        )
-        write_sidecar(sidecar, tmp_path / f"nccl_trace_rank_{rank}")
+        dump = f"nccl_trace_rank_{rank}" if is_recording else ""
+        write_side(tmp_path, rank, *lines, size=2, dump=dump)
 
     diagnosis = diagnose(tmp_path)
 
@@ -185,7 +132,7 @@ def test_only_sidecars(is_recording, lost, tmp_path):
     assert lost == [missing.what for missing in diagnosis.missing]
 
 
-def test_only_stacks(tmp_path):
+def test_only_stacks(tmp_path, write_stack):
     """
     Stacks alone give findings, and say what is missing.
     """
@@ -200,9 +147,9 @@ def test_only_stacks(tmp_path):
     assert ["dump"] == [m.what for m in diagnosis.missing]
 
 
-def test_different_stacks(tmp_path):
+def test_different_stacks(tmp_path, write_stack):
     """
-    If nobody is seen to wait for anybody, the first is but a suspect.
+    If no rank is seen to wait for another, the first is but a suspect.
     """
     write_stack(tmp_path, 1, ("sleep", "train.py", 40))
     write_stack(
@@ -219,9 +166,9 @@ def test_different_stacks(tmp_path):
     assert "enable the Flight Recorder" in diagnosis.verdict.remedy
 
 
-def test_outlier(tmp_path):
+def test_outlier(tmp_path, write_stack):
     """
-    Whoever is not where the others wait is to blame, without any dump.
+    The rank that is not where the others wait is to blame, without any dump.
     """
     for rank in (0, 1, 3):
         write_stack(
@@ -264,9 +211,9 @@ def test_log(tmp_path):
     )
 
 
-def test_unknown_stacks(tmp_path):
+def test_unknown_stacks(tmp_path, write_stack):
     """
-    Stacks that tell nothing are told to tell nothing.
+    Stacks that match no rule lead to an unknown cause.
     """
     write_stack(tmp_path, 1, ("f", "train.py", 40))
 
@@ -276,7 +223,7 @@ def test_unknown_stacks(tmp_path):
     assert "native" in diagnosis.verdict.remedy
 
 
-def test_unreadable_dumps(tmp_path):
+def test_unreadable_dumps(tmp_path, write_stack):
     """
     A dump that cannot be read does not keep us from the stacks.
     """
@@ -290,22 +237,12 @@ def test_unreadable_dumps(tmp_path):
 
 
 @pytest.fixture(name="ended")
-def _ended(tmp_path):
+def _ended(tmp_path, write_side):
     """
     The side-cars of two ranks that ended well, and no dump.
     """
     for rank in (0, 1):
-        sidecar = Sidecar(
-            path="",
-            rank=rank,
-            world_size=2,
-            host="node1",
-            pid=7 + rank,
-            started=1_750_000_000.0,
-            written=1_750_000_001.0,
-            reason="exit",
-        )
-        write_sidecar(sidecar, tmp_path / f"nccl_trace_rank_{rank}")
+        write_side(tmp_path, rank, size=2, reason="exit")
     return tmp_path
 
 
@@ -332,7 +269,7 @@ def test_ended_exit_status(ended, capsys):
     assert capsys.readouterr().out.startswith("the job ended without an error")
 
 
-def test_ended_before_stacks(ended):
+def test_ended_before_stacks(ended, write_stack):
     """
     What it did before its end does not matter then.
     """
@@ -341,20 +278,12 @@ def test_ended_before_stacks(ended):
     assert diagnose(ended).is_healthy
 
 
-def test_ended_after_hang(hang):
+def test_ended_after_hang(hang, write_side):
     """
-    Neither do dumps that somebody took before the end.
+    Dumps from before the end do not matter either.
     """
     for rank in range(4):
-        fields = {"rank": rank, "world_size": 4, "host": "n", "pid": rank}
-        sidecar = Sidecar(
-            path="",
-            **fields,
-            started=1_750_000_000.0,
-            written=1_750_000_900.0,
-            reason="exit",
-        )
-        write_sidecar(sidecar, hang / f"end_rank_{rank}")
+        write_side(hang, rank, reason="exit", written=1_750_000_900.0)
 
     assert diagnose(hang).is_healthy
 
@@ -382,7 +311,7 @@ def test_no_such_place(tmp_path):
 
 def test_progress(hang):
     """
-    Whoever waits for the answer is told how much is read.
+    The progress of reading is reported.
     """
     seen = []
 

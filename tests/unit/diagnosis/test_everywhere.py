@@ -5,45 +5,21 @@ A snapshot of all nodes, with stand-ins for them.
 from __future__ import annotations
 
 import json
+import socket
+
+from pathlib import Path
 
 import pytest
 
-from distdebug.bundle import (
-    Manifest,
-    NodeEntry,
-    Wanted,
-    folder,
-    parse_manifest,
-)
-from distdebug.bundle.manifest import read_manifest
-from distdebug.capture import Capture
-from distdebug.diagnosis import collect, everywhere, snapshot_everywhere
+from distdebug.bundle import Manifest, NodeEntry, read_manifest
+from distdebug.diagnosis import everywhere, snapshot_everywhere
 from distdebug.findings import Cause
-from distdebug.nodes import NodeResult
-from distdebug.nodes.here import Here
-from distdebug.nodes.model import NodeStatus
-from distdebug.stacks import (
-    ProcessStacks,
-    StackFrame,
-    ThreadStack,
-    stacks_to_json,
-)
+from distdebug.nodes import NodeResult, NodeStatus
 
 
 C10D = "/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
-
-
-def stack_of(rank):
-    """
-    What py-spy saw of a rank; rank 2 is not where the others are.
-    """
-    frame = StackFrame("all_reduce", C10D, 2800)
-    if rank == 2:
-        frame = StackFrame("sleep", "/home/me/train.py", 40)
-    thread = ThreadStack(name="MainThread", frames=(frame,), is_main=True)
-    return ProcessStacks(
-        pid=100 + rank, source="", threads=(thread,), rank=rank, role="rank"
-    )
+WAITS = ("all_reduce", C10D, 2800)
+SLEEPS = ("sleep", "/home/me/train.py", 40)
 
 
 def there_is(entry):
@@ -55,49 +31,69 @@ def there_is(entry):
     ).to_dict()
 
 
-@pytest.fixture
-def nodes(monkeypatch):
-    """
-    Two nodes that answer, and one that does not.
-    """
-    dead = NodeResult(
-        host="n3",
-        status=NodeStatus.DEAD,
-        reason="it is down",
-        remedy="sinfo -R",
-        seconds=11.0,
-    )
+DEAD = NodeResult(
+    host="n3",
+    status=NodeStatus.DEAD,
+    reason="it is down",
+    remedy="sinfo -R",
+    seconds=11.0,
+)
 
-    def run(take, *, engine, timeout_s, tell):
-        folder, _ = take.args
+
+def answer(value, host="n1"):
+    """
+    What came from a node.
+    """
+    return NodeResult(host=host, status=NodeStatus.OK, value=value)
+
+
+@pytest.fixture(name="take")
+def _take(monkeypatch, tmp_path):
+    """
+    Takes a snapshot of nodes that do not exist, as they answer.
+    """
+
+    def take(answers, **options):
+        def run(work, *, engine, timeout_s, tell):
+            results = list(answers(work))
+            for number, result in enumerate(results, 1):
+                tell(number, len(results))
+                yield result
+
+        monkeypatch.setattr(everywhere, "run_on_nodes", run)
+        return snapshot_everywhere(tmp_path / "hang", engine=None, **options)
+
+    return take
+
+
+@pytest.fixture(name="two_of_three")
+def _two_of_three(write_stack):
+    """
+    Two nodes that answer, and one that does not; rank 2 sleeps.
+    """
+
+    def answers(work):
+        folder, _ = work.args
         for number, host in enumerate(("n2", "n1")):
-            there = everywhere.Path(folder) / host
+            there = Path(folder) / host
             there.mkdir(parents=True)
             for rank in (2 * number, 2 * number + 1):
-                name = f"pyspy_{host}_{100 + rank}.json"
-                (there / name).write_text(stacks_to_json(stack_of(rank)))
-            entry = {"host": "vm", "status": "ok", "seconds": 1.0, "files": 2}
-            tell(number + 1, 3)
-            yield NodeResult(
-                host=host,
-                status=NodeStatus.OK,
-                value=there_is(entry | {"host": host}),
-            )
-        yield dead
+                where = SLEEPS if rank == 2 else WAITS
+                write_stack(there, rank, where, host=host)
+            entry = {"host": host, "status": "ok", "seconds": 1.0, "files": 2}
+            yield answer(there_is(entry), host)
+        yield DEAD
 
-    monkeypatch.setattr(everywhere, "run_on_nodes", run)
-    return dead
+    return answers
 
 
-def test_all(nodes, tmp_path):
+def test_all(take, two_of_three):
     """
-    What all nodes tell is one diagnosis; who is silent is told.
+    All nodes together yield one diagnosis; a silent node is reported.
     """
     told = []
 
-    taken = snapshot_everywhere(
-        tmp_path / "hang", engine=Here(), tell=lambda *what: told.append(what)
-    )
+    taken = take(two_of_three, tell=lambda *what: told.append(what))
 
     assert (Cause.SLEEPING, (2,)) == (
         taken.diagnosis.verdict.cause,
@@ -118,55 +114,44 @@ def test_all(nodes, tmp_path):
     assert ("nodes", 2, 3) in told
 
 
-def test_nobody(nodes, monkeypatch, tmp_path):
+def test_nobody(take):
     """
     If no node answers, that is the diagnosis.
     """
-    monkeypatch.setattr(
-        everywhere, "run_on_nodes", lambda *_, **__: iter([nodes])
-    )
-
-    taken = snapshot_everywhere(tmp_path / "hang", engine=Here())
+    taken = take(lambda _: [DEAD])
 
     assert Cause.UNKNOWN is taken.diagnosis.verdict.cause
     assert taken.is_blind
 
 
 @pytest.mark.parametrize("name", [None, "node-12"])
-def test_on_a_node(monkeypatch, tmp_path, name):
+def test_on_a_node(monkeypatch, node, take, name):
     """
     On each node everything goes into a folder with its name.
     """
     monkeypatch.delenv("SLURMD_NODENAME", raising=False)
     if name:
         monkeypatch.setenv("SLURMD_NODENAME", name)
-    monkeypatch.setattr(folder.socket, "gethostname", lambda: "vm")
-    monkeypatch.setattr(
-        collect,
-        "capture_node",
-        lambda **_: Capture(host="vm", processes=()),
+    monkeypatch.setattr(socket, "gethostname", lambda: "vm")
+
+    taken = take(
+        lambda work: [answer(json.loads(json.dumps(work())))],
+        pids=[],
+        timeout_s=5.0,
     )
-    wanted = Wanted(pids=[], timeout_s=5.0)
 
-    got = everywhere._take_here(str(tmp_path), wanted)
-
-    (part,) = tmp_path.iterdir()
+    (part,) = (path for path in taken.folder.iterdir() if path.is_dir())
     assert (name or "vm") == part.name
-    assert read_manifest(part) == parse_manifest(json.loads(json.dumps(got)))
-    assert [part.name] == [node.host for node in read_manifest(part).nodes]
+    assert read_manifest(part).nodes == taken.manifest.nodes
+    assert [part.name] == [entry.host for entry in taken.manifest.nodes]
 
 
-@pytest.mark.parametrize("answer", ["hello", {"tool": "other"}])
-def test_something_else(nodes, monkeypatch, tmp_path, answer):
+@pytest.mark.parametrize("value", ["hello", {"tool": "other"}])
+def test_something_else(take, value):
     """
     A node that answers with something else counts as one that failed.
     """
-    result = NodeResult(host="n1", status=NodeStatus.OK, value=answer)
-    monkeypatch.setattr(
-        everywhere, "run_on_nodes", lambda *_, **__: iter([result])
-    )
-
-    taken = snapshot_everywhere(tmp_path / "hang", engine=Here())
+    taken = take(lambda _: [answer(value)])
 
     (node,) = taken.manifest.nodes
     assert ("n1", "failed") == (node.host, node.status)

@@ -1,9 +1,10 @@
 """
-What logs add to a diagnosis, and what they tell alone.
+What logs add to a diagnosis, and what they yield alone.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import shutil
@@ -13,19 +14,17 @@ from pathlib import Path
 import attrs
 import pytest
 
+from distdebug import diagnose
 from distdebug._lines import Origin
-from distdebug.diagnosis import LogEvidence, diagnose
-from distdebug.diagnosis.logs import places as places_module
+from distdebug.diagnosis import LogEvidence, seen_by
 from distdebug.diagnosis.logs import read as read_module
-from distdebug.diagnosis.logs.join import diagnose_logs, join_logs
+from distdebug.diagnosis.logs.join import join_logs
 from distdebug.diagnosis.logs.order import log_findings
-from distdebug.diagnosis.logs.places import find_places
-from distdebug.diagnosis.logs.read import read_logs
 from distdebug.errors import NoDumpsError
 from distdebug.findings import Cause, Diagnosis, Evidence, Finding, Missing
 from distdebug.logscan import Hit, LogGroup, ScanReport
 from distdebug.raylogs import Death, Deaths, DriverLog, Failure
-from distdebug.startup import PhaseReport, PhaseState
+from distdebug.startup import PhaseReport
 from distdebug.testing import SimulatedJob, make_dumps
 
 
@@ -43,6 +42,10 @@ TRACE = """\
 [rank2]:     raise RuntimeError("the shard is empty")
 [rank2]: RuntimeError: the shard is empty
 """
+LOADING = """\
+INFO 02-20 02:03:10 [core.py:69] Initializing a V1 LLM engine (v0.11.0)
+INFO 02-20 02:03:20 [gpu_model_runner.py:17] Starting to load model m...
+"""
 MEMORY = (
     "[rank2]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate "
     "2.00 GiB. GPU 2 has a total capacity of 79.15 GiB\n"
@@ -51,6 +54,8 @@ MEMORY = (
 
 DATA = Path(__file__).parents[2] / "data" / "ray_sessions"
 RAY = DATA / "2.40.0" / "actors"
+STEP = ("step", "/job/train.py", 50)
+OUT_OF_MEMORY = Cause.HOST_OUT_OF_MEMORY
 XID = (
     "[Fri Feb 20 02:03:57 2026] NVRM: Xid (PCI:0000:3b:00): 79, pid=4711, "
     "name=python, GPU has fallen off the bus."
@@ -90,7 +95,7 @@ def group(cause, *, line, priority=1, **kwargs):
 
 def scanned(*findings, **kwargs):
     """
-    What logs tell, if only single lines tell anything.
+    The evidence of logs in which only single lines count.
     """
     return LogEvidence(
         is_any=True, scan=ScanReport(findings=findings), **kwargs
@@ -99,9 +104,36 @@ def scanned(*findings, **kwargs):
 
 def by_dumps(*findings, victims=()):
     """
-    What dumps tell.
+    The diagnosis of dumps.
     """
     return Diagnosis(verdict=findings[0], findings=findings, victims=victims)
+
+
+def read_logs(*paths):
+    """
+    The evidence of logs; empty where there is nothing to diagnose.
+    """
+    try:
+        return seen_by(diagnose(*paths)).logs
+    except NoDumpsError:
+        return LogEvidence()
+
+
+def write_facts(folder, **facts):
+    """
+    Write the facts of a node.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "node.json").write_text(json.dumps(facts))
+
+
+def session_in(folder):
+    """
+    Make the folder of the logs of a Ray session.
+    """
+    logs = folder / "session_2026-02-20_02-03-57_123456_4711" / "logs"
+    logs.mkdir(parents=True)
+    return logs
 
 
 class TestPlaces:
@@ -116,12 +148,14 @@ class TestPlaces:
             *("requirements.txt", "vocab.txt", "model.py", "x.json"),
         ]
         for name in names:
-            (tmp_path / name).write_text("x")
+            opened = gzip.open if name.endswith("gz") else open
+            with opened(tmp_path / name, "wb") as file:
+                file.write(b"x")
 
-        found = find_places([tmp_path])
+        logs = read_logs(tmp_path)
 
-        assert sorted(names[:8]) == sorted(path.name for path in found.logs)
-        assert () == found.missing
+        assert sorted(names[:8]) == sorted(Path(x).name for x in logs.files)
+        assert () == logs.missing
 
     @pytest.mark.parametrize(
         ("name", "data", "is_log"),
@@ -141,62 +175,68 @@ class TestPlaces:
         path = tmp_path / name
         path.write_bytes(data)
 
-        assert ((path,) if is_log else ()) == find_places([path]).logs
+        assert is_log == read_logs(path).is_any
 
     def test_unreadable(self, tmp_path, monkeypatch):
         """
         What cannot be opened is no log.
         """
-
-        def refuse(*_):
-            raise PermissionError(13, "Permission denied")
-
         (tmp_path / "train").write_text("x")
-        monkeypatch.setattr(places_module, "open_ordinary", refuse)
+        real = os.open
 
-        assert () == find_places([tmp_path / "train"]).logs
+        def refuse(path, *args, **options):
+            if str(path) == str(tmp_path / "train"):
+                raise PermissionError(13, "Permission denied")
+            return real(path, *args, **options)
+
+        monkeypatch.setattr(os, "open", refuse)
+
+        assert not read_logs(tmp_path / "train").is_any
 
     def test_missing(self, tmp_path):
         """
-        A log that is not there is told, a dump is not: others do that.
+        A missing log is reported; a missing dump is not, which others do.
         """
-        found = find_places([tmp_path / "a.log", tmp_path / "dump_rank_0"])
+        (tmp_path / "train.log").write_text("x")
 
-        assert [str(tmp_path / "a.log")] == [m.source for m in found.missing]
+        logs = read_logs(
+            *(tmp_path / name for name in ("train.log", "a.log")),
+            tmp_path / "dump_rank_0",
+        )
+
+        assert [str(tmp_path / "a.log")] == [m.source for m in logs.missing]
 
     def test_session(self, tmp_path):
         """
         The logs of a Ray session are those of its workers, not any log.
         """
-        logs = tmp_path / "session_2026-02-20_02-03-57_123456_4711" / "logs"
-        logs.mkdir(parents=True)
-        (logs / "raylet.out").write_text("x")
+        (session_in(tmp_path) / "raylet.out").write_text(TRACE)
         (tmp_path / "driver.log").write_text("x")
 
-        found = find_places([tmp_path])
+        logs = read_logs(tmp_path)
 
-        assert [logs.resolve()] == [s.logs.resolve() for s in found.sessions]
-        assert [tmp_path / "driver.log"] == list(found.logs)
+        assert ["driver.log"] == [Path(name).name for name in logs.files]
 
-    def test_nodes(self, tmp_path):
+    @pytest.mark.parametrize("place", ["", "n1"])
+    def test_nodes(self, tmp_path, place):
         """
         The facts of a snapshot are found by the names of its nodes.
         """
         for host in ("n1", "n2"):
-            (tmp_path / host).mkdir()
-            (tmp_path / host / "node.json").write_text("{}")
+            write_facts(tmp_path / host)
+            (tmp_path / host / "train.log").write_text("x")
 
-        found = find_places([tmp_path])
-        one = find_places([tmp_path / "n1"])
+        logs = read_logs(tmp_path / place)
 
-        assert ["n1", "n2"] == sorted(host for host, _ in found.nodes)
-        assert [("n1", tmp_path / "n1" / "node.json")] == list(one.nodes)
+        hosts = ["n1"] if place else ["n1", "n2"]
+        assert hosts == sorted(facts.host for facts in logs.facts)
 
 
 class TestAlone:
     def test_exception(self, tmp_path):
         """
-        Who raised comes first; who only waited in vain is told as waiting.
+        The rank that raised comes first; ranks that only waited in vain are
+        victims.
         """
         waiting = "".join(WATCHDOG.format(rank=r) for r in (0, 1, 3))
         (tmp_path / "train.log").write_text(TRACE + waiting)
@@ -211,7 +251,8 @@ class TestAlone:
 
     def test_watchdog(self, tmp_path):
         """
-        Without a cause, whoever is missing among those that wait is named.
+        Without a cause, the rank that is missing among those that wait is
+        named.
         """
         waiting = "".join(WATCHDOG.format(rank=r) for r in (0, 1, 3))
         (tmp_path / "train.log").write_text(waiting)
@@ -232,31 +273,29 @@ class TestAlone:
         assert Cause.UNKNOWN is diagnosis.verdict.cause
         assert "distdebug stacks" in diagnosis.verdict.remedy
 
-    def test_ended(self):
+    def test_ended(self, tmp_path):
         """
         A job that says that it came to its end is healthy.
         """
-        training = PhaseState(name="t", title="training", framework="x")
-        phase = PhaseReport(
-            current=training, ended="completed", verdict="training is done"
+        (tmp_path / "train.log").write_text(
+            f"{LOADING}Training completed: 30 steps in 3.0s\n"
         )
 
-        diagnosis = diagnose_logs(LogEvidence(is_any=True, phase=phase))
+        diagnosis = diagnose(tmp_path)
 
         assert diagnosis.is_healthy
-        assert "training is done" in diagnosis.verdict.summary
+        assert "The job is completed" in diagnosis.verdict.summary
 
-    def test_going(self):
+    def test_going(self, tmp_path):
         """
-        How far a job came is told with the unknown.
+        The progress of a job is part of an unknown verdict.
         """
-        loading = PhaseState(name="l", title="loading", framework="x")
-        phase = PhaseReport(current=loading, verdict="loading, 40 %")
+        (tmp_path / "train.log").write_text(LOADING)
 
-        diagnosis = diagnose_logs(LogEvidence(is_any=True, phase=phase))
+        diagnosis = diagnose(tmp_path)
 
         assert Cause.UNKNOWN is diagnosis.verdict.cause
-        assert diagnosis.verdict.summary.endswith("wrong: loading, 40 %")
+        assert "wrong: " in diagnosis.verdict.summary
 
     def test_nothing(self, tmp_path):
         """
@@ -307,8 +346,8 @@ class TestTimedOut:
     @pytest.mark.parametrize("rank", [0, 3])
     def test_one(self, tmp_path, code, more, where, rank):
         """
-        A message that never came is told as the log tells it, with the line
-        at which it was waited for.
+        A message that never came is reported as in the log, with the line at
+        which it was waited for.
         """
         text = TIMED_OUT.format(
             rank=rank, code=code, more=more.format(rank=rank)
@@ -351,7 +390,7 @@ class TestTimedOut:
     )
     def test_nothing_to_add(self, ranks, where):
         """
-        Stacks that tell neither who nor where add nothing.
+        Stacks without a rank or a line add nothing.
         """
         timeout = finding(Cause.COLLECTIVE_TIMEOUT, 1)
         told = attrs.evolve(finding(Cause.UNKNOWN, *ranks), location=where)
@@ -388,7 +427,7 @@ class TestTimedOut:
 
     def test_alive(self):
         """
-        Who was seen to wait is not dead of what its log tells.
+        A rank that was seen to wait is not dead, whatever its log contains.
         """
         timeout = finding(Cause.COLLECTIVE_TIMEOUT, 1)
         told = finding(Cause.COLLECTIVE_WAIT, 1)
@@ -450,8 +489,8 @@ class TestOrder:
     )
     def test_last_words(self, cause, told, count):
         """
-        What somebody printed whose death is told is not told again, but for
-        what may be its cause.
+        Last words of a process whose death is known are not reported again,
+        unless they may be the cause.
         """
         death = Death(
             kind="native_crash",
@@ -470,7 +509,7 @@ class TestOrder:
 
     def test_driver_knows_less(self):
         """
-        A death that the cluster tells is not told by the driver again.
+        A death that the cluster reports is not reported by the driver again.
         """
         death = Death(
             kind="native_crash", pid=7, worker_id="a" * 56, is_first=True
@@ -503,7 +542,7 @@ class TestOrder:
 
     def test_once(self):
         """
-        A line is told once, by what knows most of it.
+        A line is reported once, by the most specific finding.
         """
         bare = attrs.evolve(finding(Cause.KILLED), evidence=())
         logs = scanned(
@@ -515,22 +554,32 @@ class TestOrder:
         assert [Cause.DISK_FULL, Cause.KILLED] == [f.cause for f in found]
 
 
+def joined(told, *findings, priority=None, alive=(), victims=(), **options):
+    """
+    The diagnosis of dumps with one finding, joined with that of logs with
+    several; *priority* is that of the lines of the logs.
+    """
+    groups = {}
+    for number, found in enumerate(findings if priority else (), 1):
+        seen = found.evidence[0]
+        line = group(found.cause, line=number, priority=priority)
+        groups[seen.source, seen.location] = line
+    return join_logs(
+        by_dumps(told, victims=victims),
+        scanned(*findings, groups=groups, **options),
+        alive=alive,
+    )
+
+
 class TestJoin:
     def test_lost_connections(self):
         """
-        Who was killed explains why the others lost their connections.
+        A rank that was killed explains why the others lost their connections.
         """
         told = finding(Cause.NETWORK_FAILURE, 0, source="sidecar")
-        nameless = finding(Cause.KILLED, line=1)
         killed = finding(Cause.KILLED, 3, line=2)
-        groups = {
-            ("a.log", f"line {n}"): group(Cause.KILLED, line=n, priority=3)
-            for n in (1, 2)
-        }
 
-        got = join_logs(
-            by_dumps(told), scanned(nameless, killed, groups=groups)
-        )
+        got = joined(told, finding(Cause.KILLED), killed, priority=3)
 
         assert (Cause.KILLED, (3,)) == (got.verdict.cause, got.verdict.ranks)
 
@@ -547,65 +596,60 @@ class TestJoin:
         That ranks differ is no news where it is known which one does.
         """
         told = finding(Cause.SKIPPED_COLLECTIVE, 3, source="dump")
-        line = group(cause, line=2)
-        logs = scanned(
-            finding(cause, *ranks, line=2), groups={("a.log", "line 2"): line}
-        )
 
-        got = join_logs(by_dumps(told), logs)
+        got = joined(told, finding(cause, *ranks, line=2), priority=1)
 
         assert told == got.verdict
         assert is_news == (len(got.findings) > 1)
 
     def test_exit_status(self):
         """
-        What the launcher reports of a rank without a dump is told with it.
+        The launcher's report of a rank without a dump is part of its finding.
         """
         told = finding(Cause.RANK_CRASHED, 2, source="dump")
         report = finding(Cause.RANK_CRASHED, 2, line=2)
-        lines = group(Cause.RANK_CRASHED, line=2, priority=4)
-        logs = scanned(report, groups={("a.log", "line 2"): lines})
 
-        verdict = join_logs(by_dumps(told), logs).verdict
+        verdict = joined(told, report, priority=4).verdict
 
         assert "; because " in verdict.summary
         assert report.evidence[0] in verdict.evidence
 
-    def test_named_by_torch(self):
-        """
-        Whom torch itself names is not open any more; that somebody waited,
-        the dumps say themselves.
-        """
-        told = finding(Cause.COLLECTIVE_TIMEOUT, source="sidecar")
-        named = finding(Cause.RANK_NOT_ARRIVED, 2)
-        waited = finding(Cause.COLLECTIVE_TIMEOUT, 1)
-
-        assert named == join_logs(by_dumps(told), scanned(named)).verdict
-        assert told == join_logs(by_dumps(told), scanned(waited)).verdict
-
     @pytest.mark.parametrize(
-        "cause", [Cause.RANK_NOT_ARRIVED, Cause.DISK_FULL]
+        ("told", "fatal", "is_verdict"),
+        [
+            # Whom torch itself names is not open any more; that somebody
+            # waited, the dumps say themselves.
+            (Cause.COLLECTIVE_TIMEOUT, Cause.RANK_NOT_ARRIVED, True),
+            (Cause.COLLECTIVE_TIMEOUT, Cause.COLLECTIVE_TIMEOUT, False),
+            # A failure comes before a rank that was slow.
+            (Cause.STRAGGLER, Cause.RANK_NOT_ARRIVED, True),
+            (Cause.STRAGGLER, Cause.DISK_FULL, True),
+            # Where dumps tell nothing, logs decide.
+            (Cause.UNKNOWN, Cause.KILLED, True),
+            (Cause.HEALTHY, Cause.KILLED, True),
+        ],
     )
-    def test_slow(self, cause):
+    def test_open(self, told, fatal, is_verdict):
         """
-        A failure comes before a rank that was slow.
+        Logs decide where dumps leave open what is wrong.
         """
-        told = finding(Cause.STRAGGLER, 0, source="dump")
+        told, fatal = finding(told, source="dump"), finding(fatal, 1)
 
-        got = join_logs(by_dumps(told), scanned(finding(cause, 2)))
+        got = joined(told, fatal, victims=(0, 1))
 
-        assert (cause, (2,)) == (got.verdict.cause, got.verdict.ranks)
+        assert (fatal if is_verdict else told) == got.verdict
+        assert (0,) == got.victims or not is_verdict
 
     def test_waited_for(self):
         """
-        The rank that is waited for is told with what became of it.
+        The rank that is waited for is reported with its death.
         """
         told = finding(Cause.RANK_NOT_ARRIVED, 2, source="dump")
         fatal = finding(Cause.GPU_OUT_OF_MEMORY, 2)
         fatal = attrs.evolve(fatal, summary="Rank 2: the GPU was full.")
         other = finding(Cause.DISK_FULL, 1, line=9)
 
-        got = join_logs(by_dumps(told, victims=(0, 1)), scanned(other, fatal))
+        got = joined(told, other, fatal, victims=(0, 1))
 
         verdict = got.verdict
         assert Cause.RANK_NOT_ARRIVED is verdict.cause
@@ -614,40 +658,36 @@ class TestJoin:
         assert (verdict, other) == got.findings
         assert (0, 1) == got.victims
 
-    def test_several(self):
+    @pytest.mark.parametrize(
+        ("ranks", "fatal", "summary"),
+        [
+            # Of several ranks, the one that is known to have died is named.
+            ((2, 3), (3,), "; because rank 3: it was killed"),
+            # A death without a rank may be that of the one without a dump.
+            ((2,), (), "; perhaps because it was killed"),
+        ],
+    )
+    def test_because(self, ranks, fatal, summary):
         """
-        Of several ranks, the one that is known to have died is named.
+        The summary of a rank without a dump has the reason.
         """
-        told = finding(Cause.RANK_CRASHED, 2, 3, source="dump")
+        told = finding(Cause.RANK_CRASHED, *ranks, source="dump")
 
-        got = join_logs(by_dumps(told), scanned(finding(Cause.KILLED, 3)))
+        got = joined(told, finding(Cause.KILLED, *fatal))
 
-        assert "because rank 3: it was killed" in got.verdict.summary
+        assert summary in got.verdict.summary
 
     @pytest.mark.parametrize(("priority", "is_told"), [(3, True), (4, False)])
     def test_killed(self, priority, is_told):
         """
-        Who left no dump was killed; what a launcher did to it tells nothing.
-        """
-        told = finding(Cause.RANK_CRASHED, 2, source="dump")
-        lines = group(Cause.KILLED, line=1, priority=priority)
-        logs = scanned(
-            finding(Cause.KILLED, 2), groups={("a.log", "line 1"): lines}
-        )
-
-        verdict = join_logs(by_dumps(told), logs).verdict
-
-        assert is_told == (verdict.detail_cause is Cause.KILLED)
-
-    def test_nameless(self):
-        """
-        A death without a rank may be that of the rank that left no dump.
+        A rank without a dump was killed; a kill by the launcher explains
+        nothing.
         """
         told = finding(Cause.RANK_CRASHED, 2, source="dump")
 
-        got = join_logs(by_dumps(told), scanned(finding(Cause.KILLED)))
+        got = joined(told, finding(Cause.KILLED, 2), priority=priority)
 
-        assert "; perhaps because it was killed" in got.verdict.summary
+        assert is_told == (got.verdict.detail_cause is Cause.KILLED)
 
     @pytest.mark.parametrize(
         ("fatal", "alive"),
@@ -670,7 +710,7 @@ class TestJoin:
         """
         told = finding(Cause.RANK_NOT_ARRIVED, 2, source="dump")
 
-        got = join_logs(by_dumps(told), scanned(fatal), alive=alive)
+        got = joined(told, fatal, alive=alive)
 
         is_told = fatal.confidence != "possible"
         assert told == got.verdict
@@ -683,21 +723,7 @@ class TestJoin:
         told = finding(Cause.RANK_NOT_ARRIVED, 2, source="dump")
         told = attrs.evolve(told, detail_cause=Cause.DATALOADER_WAIT)
 
-        got = join_logs(by_dumps(told), scanned(finding(Cause.DISK_FULL, 2)))
-
-        assert told == got.verdict
-
-    @pytest.mark.parametrize("cause", [Cause.UNKNOWN, Cause.HEALTHY])
-    def test_open(self, cause):
-        """
-        Where dumps tell nothing, logs decide.
-        """
-        told, fatal = finding(cause, source="dump"), finding(Cause.KILLED, 1)
-
-        got = join_logs(by_dumps(told, victims=(0, 1)), scanned(fatal))
-
-        assert fatal == got.verdict
-        assert (0,) == got.victims
+        assert told == joined(told, finding(Cause.DISK_FULL, 2)).verdict
 
     def test_ended_well(self):
         """
@@ -711,101 +737,94 @@ class TestJoin:
 
     def test_missing(self):
         """
-        What could not be read of the logs is told as well.
+        Logs that could not be read are reported as well.
         """
         lost = Missing(what="log", reason="gone")
         told = finding(Cause.RANK_NOT_ARRIVED, 2)
 
-        got = join_logs(by_dumps(told), scanned(missing=(lost,)))
+        got = joined(told, missing=(lost,))
 
         assert (lost,) == got.missing
         assert told == got.verdict
 
-    def test_real_dumps(self, tmp_path):
+    @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+    def test_real_dumps(self, tmp_path, encoding):
         """
-        Dumps name the rank, the log beside them why it did not arrive.
-        """
-        job = SimulatedJob(4)
-        job.collective("all_reduce")
-        job.collective("all_reduce", ranks=[0, 1, 3])
-        make_dumps(tmp_path, job)
-        (tmp_path / "train.log").write_text(MEMORY)
-
-        verdict = diagnose(tmp_path).verdict
-
-        assert (Cause.RANK_NOT_ARRIVED, (2,)) == (verdict.cause, verdict.ranks)
-        assert Cause.GPU_OUT_OF_MEMORY is verdict.detail_cause
-
-    def test_unreadable_log(self, tmp_path):
-        """
-        A log that cannot be read costs nothing of what the dumps tell.
+        Dumps name the rank, the log beside them why it did not arrive; an
+        unreadable log costs nothing of what the dumps show.
         """
         job = SimulatedJob(4)
         job.collective("all_reduce")
         job.collective("all_reduce", ranks=[0, 1, 3])
         make_dumps(tmp_path, job)
         log = tmp_path / "train.log"
-        log.write_text(MEMORY, encoding="utf-16")
+        log.write_text(MEMORY, encoding=encoding)
 
         got = diagnose(tmp_path)
 
-        assert (2,) == got.verdict.ranks
-        assert [str(log)] == [
-            one.source for one in got.missing if "UTF-16" in one.reason
-        ]
+        is_read = encoding == "utf-8"
+        lost = [x.source for x in got.missing if "UTF-16" in x.reason]
+        assert (Cause.RANK_NOT_ARRIVED, (2,)) == (
+            got.verdict.cause,
+            got.verdict.ranks,
+        )
+        assert is_read == (got.verdict.detail_cause is not None)
+        assert ([] if is_read else [str(log)]) == lost
 
 
 class TestRead:
-    def test_node(self, tmp_path):
+    def test_node(self, tmp_path, write_stack):
         """
         What the kernel said of a GPU is found in a snapshot.
         """
-        facts = {
-            "schema": 1,
-            "taken": 1.77e9,
-            "machine": {"booted": 1.7e9},
-            "kernel": [XID],
-        }
-        (tmp_path / "n1").mkdir()
-        (tmp_path / "n1" / "node.json").write_text(json.dumps(facts))
+        write_facts(
+            tmp_path / "n1",
+            schema=1,
+            taken=1.77e9,
+            machine={"booted": 1.7e9},
+            kernel=[XID],
+        )
+        write_stack(tmp_path / "n1", 3, STEP, host="n1", pid=4711)
 
-        logs = read_logs([tmp_path], ranks={("n1", 4711): 3})
+        logs = read_logs(tmp_path)
 
         assert logs.is_any
         assert Cause.GPU_FAULT in {f.cause for f in logs.nodes}
         assert {(3,)} == {f.ranks for f in logs.nodes if f.ranks}
 
     @pytest.mark.parametrize(
-        ("workers", "expected"),
+        ("workers", "begun", "expected"),
         [
-            ('[{"start_ticks": 500000}]', set()),
-            ('[{"start_ticks": 1000}, {}, 7]', {Cause.HOST_OUT_OF_MEMORY}),
-            ("{", {Cause.HOST_OUT_OF_MEMORY}),
-            ("[]", {Cause.HOST_OUT_OF_MEMORY}),
+            ('[{"start_ticks": 500000}]', None, set()),
+            ('[{"start_ticks": 1000}, {}, 7]', None, {OUT_OF_MEMORY}),
+            ("{", None, {OUT_OF_MEMORY}),
+            ("[]", None, {OUT_OF_MEMORY}),
+            # Dumps tell, too, when the job began.
+            ("[]", 1.7e9 + 5000, set()),
         ],
-        ids=["before", "during", "broken", "nobody"],
+        ids=["before", "during", "broken", "nobody", "dumps"],
     )
-    def test_before_the_job(self, tmp_path, workers, expected):
+    def test_before_the_job(
+        self, tmp_path, write_side, *, workers, begun, expected
+    ):
         """
         What the kernel did before the job began is none of its business.
         """
         line = "Out of memory: Killed process 7 (python) total-vm:9kB"
-        facts = {
-            "taken": 1.7e9 + 6000,
-            "machine": {"booted": 1.7e9},
-            "kernel": [f"{1.7e9 + 900} localhost kernel: {line}"],
-        }
-        (tmp_path / "n1").mkdir()
-        (tmp_path / "n1" / "node.json").write_text(json.dumps(facts))
+        write_facts(
+            tmp_path / "n1",
+            taken=1.7e9 + 6000,
+            machine={"booted": 1.7e9},
+            kernel=[f"{1.7e9 + 900} localhost kernel: {line}"],
+        )
         (tmp_path / "n1" / "workers.json").write_text(workers)
+        (tmp_path / "train.log").write_text("x")
+        if begun:
+            write_side(tmp_path, 0, size=1, started=begun, written=begun)
 
-        logs = read_logs([tmp_path])
+        logs = read_logs(tmp_path)
 
         assert expected == {f.cause for f in logs.nodes}
-        # Dumps tell, too, when the job began.
-        assert not read_logs([tmp_path], since=1.7e9 + 5000).nodes or (
-            workers.startswith('[{"start_ticks": 1000}')
-        )
 
     @pytest.mark.parametrize("text", ["{", "[]", "[" * 10_000])
     def test_bad_facts(self, tmp_path, text):
@@ -815,7 +834,7 @@ class TestRead:
         (tmp_path / "node.json").write_text(text)
         (tmp_path / "train.log").write_text(TRACE)
 
-        logs = read_logs([tmp_path])
+        logs = read_logs(tmp_path)
 
         assert () == logs.nodes
         assert ["facts of node"] == [m.what for m in logs.missing]
@@ -824,7 +843,7 @@ class TestRead:
     @pytest.mark.parametrize("place", [", ip=192.0.2.2", ""])
     def test_rank_by_watchdog(self, tmp_path, place):
         """
-        Who died has the rank that its watchdog told to the driver.
+        A process that died has the rank that its watchdog printed.
         """
         shutil.copytree(RAY, tmp_path / "ray")
         prefix = f"(SglEngine pid=1339{place}) "
@@ -834,13 +853,33 @@ class TestRead:
 
         assert (Cause.NATIVE_CRASH, (3,)) == (verdict.cause, verdict.ranks)
 
+    @pytest.mark.parametrize(
+        ("ranks", "expected"),
+        [
+            ({("192.0.2.2", 1339): 4, ("n2", 1339): 5}, 4),
+            ({("n2", 1339): 5}, 5),
+            ({("n2", 1339): 5, ("n3", 1339): 6}, None),
+            ({("192.0.2.2", 1338): 3}, None),
+        ],
+    )
+    def test_rank_by_stack(self, tmp_path, ranks, expected, write_stack):
+        """
+        A process that died has the rank of its dump or stack; a rank that the
+        cluster knows stays.
+        """
+        shutil.copytree(RAY, tmp_path / "ray")
+        for (host, pid), rank in {**ranks, ("192.0.2.2", 1246): 9}.items():
+            write_stack(tmp_path, rank, STEP, host=host, pid=pid)
+
+        deaths = {x.pid: x.rank for x in read_logs(tmp_path).deaths.deaths}
+
+        assert (expected, 0) == (deaths[1339], deaths[1246])
+
     def test_wrong_python(self, tmp_path):
         """
         Workers that nsys started by another Python never register.
         """
-        logs = tmp_path / "session_2026-02-20_02-03-57_123456_4711" / "logs"
-        logs.mkdir(parents=True)
-        (logs / "raylet.err").write_text(
+        (session_in(tmp_path) / "raylet.err").write_text(
             "Program not found: python\n"
             "Some workers of the worker process(7) have not registered within "
             "the timeout.\n"
@@ -858,7 +897,7 @@ class TestRead:
         log = next(tmp_path.rglob("session_*/logs")) / "raylet.err"
         log.write_text("Program not found: python", "utf-16")
 
-        logs = read_logs([tmp_path])
+        logs = read_logs(tmp_path)
 
         assert any(
             x.source == str(log) and "UTF-16" in x.reason for x in logs.missing
@@ -867,15 +906,17 @@ class TestRead:
 
     def test_killed_by_kernel(self, tmp_path):
         """
-        Whom the kernel killed for want of memory, did not just vanish.
+        A process that the kernel killed for want of memory did not just
+        vanish.
         """
         shutil.copytree(RAY, tmp_path / "ray")
         line = "Out of memory: Killed process 1369 (ray::Killed) total-vm:9kB"
-        facts = {"kernel": [f"1795317657.1 localhost kernel: {line}"]}
-        (tmp_path / "192.0.2.2").mkdir()
-        (tmp_path / "192.0.2.2" / "node.json").write_text(json.dumps(facts))
+        write_facts(
+            tmp_path / "192.0.2.2",
+            kernel=[f"1795317657.1 localhost kernel: {line}"],
+        )
 
-        logs = read_logs([tmp_path])
+        logs = read_logs(tmp_path)
 
         assert [1369] == [
             x.pid for x in logs.deaths.deaths if x.kind == "host_oom"
@@ -886,21 +927,15 @@ class TestRead:
         Variables of workers are compared with the interfaces of their nodes.
         """
         variables = {"NCCL_SOCKET_IFNAME": "=ib7"}
-        facts = {
-            "variables": [{"pids": [7], "variables": variables}],
-            "interfaces": [{"name": "eth0", "addresses": ["10.0.0.2/24"]}],
-        }
-        (tmp_path / "node.json").write_text(json.dumps(facts))
+        write_facts(
+            tmp_path,
+            variables=[{"pids": [7], "variables": variables}],
+            interfaces=[{"name": "eth0", "addresses": ["10.0.0.2/24"]}],
+        )
 
-        logs = read_logs([tmp_path])
+        logs = read_logs(tmp_path)
 
         assert Cause.NETWORK_MISCONFIGURED in {f.cause for f in logs.nodes}
-
-    def test_nothing(self, tmp_path):
-        """
-        Where nothing is, there is nothing.
-        """
-        assert not read_logs([tmp_path]).is_any
 
     def test_line_break(self, tmp_path):
         """
@@ -909,57 +944,25 @@ class TestRead:
         log = tmp_path / "a\nb.log"
         log.write_text(TRACE)
 
-        assert read_logs([os.fspath(log)]).scan.findings
+        assert read_logs(os.fspath(log)).scan.findings
 
     @pytest.mark.parametrize("size", [1 << 22, 5])
     def test_driver(self, tmp_path, monkeypatch, size):
         """
-        A driver of Ray tells of methods that raised, and of actors that died.
+        The log of a Ray driver shows methods that raised, also where the first
+        sign of it is split between two blocks.
         """
         monkeypatch.setattr(read_module, "_BLOCK", size)
         (tmp_path / "quiet.log").write_text("ray::\n")
-        driver = tmp_path / "driver.log"
-        driver.write_text(
+        (tmp_path / "driver.log").write_text(
             "ray.exceptions.RayTaskError(ValueError): ray::Trainer.step() "
-            "(pid=4711, ip=10.0.0.2, actor_id="
-            + "a"
-            * 32
-            + ", repr=Trainer)\n"
+            f"(pid=4711, ip=10.0.0.2, actor_id={'a' * 32}, repr=Trainer)\n"
             '  File "/job/train.py", line 17, in step\n'
             "ValueError: the shard is empty\n"
         )
 
-        logs = read_logs([tmp_path])
+        logs = read_logs(tmp_path)
 
         assert ["task_error"] == [
             failure.kind for one in logs.drivers for failure in one.failures
         ]
-
-    @pytest.mark.parametrize(
-        ("ranks", "expected"),
-        [
-            ({("n1", 7): 3}, 3),
-            ({("10.0.0.2", 7): 4, ("n2", 7): 5}, 4),
-            ({("n2", 7): 5}, 5),
-            ({("n2", 7): 5, ("n3", 7): 6}, None),
-            ({("n1", 8): 3}, None),
-        ],
-    )
-    def test_ranks_of_dead(self, monkeypatch, tmp_path, ranks, expected):
-        """
-        Who died has the rank that dumps or stacks know of that process.
-        """
-        death = Death(kind="native_crash", pid=7, host="n1", ip="10.0.0.2")
-        named = attrs.evolve(death, pid=8, rank=9)
-        logs = tmp_path / "session_2026-02-20_02-03-57_123456_4711" / "logs"
-        logs.mkdir(parents=True)
-        (logs / "raylet.out").write_text("x")
-        monkeypatch.setattr(
-            read_module,
-            "find_deaths",
-            lambda *_, **__: Deaths(deaths=(death, named)),
-        )
-
-        got = read_logs([Path(tmp_path)], ranks=ranks).deaths.deaths
-
-        assert [expected, 9] == [x.rank for x in got]

@@ -5,21 +5,29 @@ What a rank was doing on its host, joined with what the dumps say.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import time
 
+from pathlib import Path
+
 import attrs
 import pytest
 
-from distdebug.diagnosis.hosts import ended_well, host_views
-from distdebug.diagnosis.refine import refine
-from distdebug.findings import Cause, Location, Missing
-from distdebug.flight_recorder import Sidecar, analyze_dumps
-from distdebug.flight_recorder.sidecar import SidecarFrame
-from distdebug.stacks import ProcessStacks, StackFrame, SystemCall, ThreadStack
-from distdebug.testing import SimulatedJob
+import distdebug
+
+from distdebug.findings import Cause, Location
+from distdebug.flight_recorder import Sidecar, SidecarFrame, write_sidecar
+from distdebug.stacks import (
+    ProcessStacks,
+    StackFrame,
+    SystemCall,
+    ThreadStack,
+    stacks_to_json,
+)
+from distdebug.testing import SimulatedJob, make_dumps
 
 
 LOADER = (
@@ -40,7 +48,7 @@ def sidecar(rank, **options):
     """
     stack = options.pop("stack", None)
     fields = {
-        "path": f"rank_{rank}.sidecar.json",
+        "path": "",
         "world_size": 4,
         "host": "node1",
         "pid": 100 + rank,
@@ -67,24 +75,57 @@ def process(stack, **options):
     return ProcessStacks(threads=(thread,), **(fields | options))
 
 
+@pytest.fixture(name="diagnose_job")
+def _diagnose_job(tmp_path):
+    """
+    Diagnoses what is left of a job, and of no other before it.
+    """
+    folder = tmp_path / "job"
+
+    def diagnose_job(job, *sidecars, stacks=(), missing=(), damaged=()):
+        shutil.rmtree(folder, ignore_errors=True)
+        paths = make_dumps(folder, job, missing=missing)
+        for name in damaged:
+            (folder / name).write_text('{"entries": [')
+        for told in sidecars:
+            path = folder / f"nccl_trace_rank_{told.rank}"
+            dump = path.name if told.rank in paths else ""
+            write_sidecar(told._replace(dump=dump), path)
+        for number, seen in enumerate(stacks):
+            name = f"pyspy_{seen.host or number}_{seen.pid}.json"
+            (folder / name).write_text(stacks_to_json(seen))
+        return distdebug.diagnose(folder)
+
+    return diagnose_job
+
+
 @pytest.fixture(name="diagnose")
-def _diagnose(dumps_of):
+def _diagnose(diagnose_job):
     """
     Diagnoses a job of four, in which rank 2 is absent from the second call.
     """
 
-    def diagnose(*sidecars, stacks=(), missing=(), absent=(2,)):
+    def diagnose(*sidecars, absent=(2,), **options):
         job = SimulatedJob(4)
         job.collective("all_reduce")
         others = [r for r in range(4) if r not in absent]
         job.collective("all_reduce", ranks=others)
-        dumps = dumps_of(
-            job, missing=missing, sidecars={s.rank: s for s in sidecars}
-        )
-        found = analyze_dumps(dumps).to_diagnosis()
-        return refine(found, host_views(dumps, stacks), dumps)
+        return diagnose_job(job, *sidecars, **options)
 
     return diagnose
+
+
+def in_torch(call, line):
+    """
+    The stack of a rank that waits in a call of torch.
+    """
+    if call == "store":
+        return (
+            ("_create_c10d_store", "torch/distributed/rendezvous.py", 1),
+            ("main", "train.py", line),
+        )
+    file = "torch/distributed/distributed_c10d.py"
+    return ((call, file, 1), ("main", "train.py", line))
 
 
 ABSENT = "rank 2 never entered all_reduce #2 of group 'default_pg'"
@@ -93,7 +134,7 @@ ABSENT = "rank 2 never entered all_reduce #2 of group 'default_pg'"
 class TestReason:
     def test_own_stack(self, diagnose):
         """
-        The stack that the process took of itself tells why it is absent.
+        The stack that the process took of itself explains why it is absent.
         """
         verdict = diagnose(sidecar(2, stack=LOADER)).verdict
 
@@ -114,21 +155,13 @@ class TestReason:
         """
         first, *others = diagnose(sidecar(2, stack=LOADER)).verdict.evidence
 
-        assert ("stack", "rank_2.sidecar.json") == (first.kind, first.source)
+        assert ("stack", "nccl_trace_rank_2.sidecar.json") == (
+            first.kind,
+            Path(first.source).name,
+        )
         assert "rank 2, thread MainThread" == first.location
         assert first.quote.startswith("_try_get_data (torch/utils/data/")
         assert {"dump"} == {e.kind for e in others}
-
-    def test_unknown_reason(self, diagnose):
-        """
-        A stack that no rule knows tells at least where the rank is.
-        """
-        stack = [("crunch", "model.py", 7)]
-
-        verdict = diagnose(sidecar(2, stack=stack)).verdict
-
-        assert verdict.summary.endswith(": it is in crunch (model.py:7)")
-        assert verdict.detail_cause is None
 
     def test_captured_wins(self, diagnose):
         """
@@ -139,12 +172,12 @@ class TestReason:
         verdict = diagnose(sidecar(2, stack=LOADER), stacks=[captured]).verdict
 
         assert Cause.SLEEPING is verdict.detail_cause
-        assert "pyspy_node1_102.txt" == verdict.evidence[0].source
+        assert verdict.evidence[0].source.endswith("_102.json")
 
     @pytest.mark.parametrize("host", ["node1", None])
     def test_rank_by_pid(self, diagnose, host):
         """
-        Side-cars tell which rank a process is, if need be without its host.
+        Side-cars show which rank a process is, if need be without its host.
         """
         captured = process(LOADER, host=host)
 
@@ -185,7 +218,7 @@ class TestReason:
 
     def test_several_reasons(self, diagnose):
         """
-        Of ranks that are absent for several reasons, each is told.
+        Each reason of several absent ranks is reported.
         """
         sleeping = (("poll", "train.py", 70),)
         verdict = diagnose(
@@ -202,7 +235,7 @@ class TestReason:
             "is in poll (train.py:70)"
         )
 
-    def test_arrived(self, dumps_of):
+    def test_arrived(self, diagnose_job):
         """
         The line of a culprit that did arrive is added where dumps have none.
         """
@@ -210,90 +243,74 @@ class TestReason:
         a, b = (job.new_group([0, 1], name) for name in "ab")
         job.collective("all_reduce", a, ranks=[0])
         job.collective("all_reduce", b, ranks=[1])
-        dumps = dumps_of(job, sidecars={0: sidecar(0, stack=WAITING)})
 
-        found = analyze_dumps(dumps).to_diagnosis()
-        verdict = refine(found, host_views(dumps, ()), dumps).verdict
+        verdict = diagnose_job(job, sidecar(0, stack=WAITING)).verdict
 
         assert Cause.GROUP_ORDER_DEADLOCK is verdict.cause
         assert "backward (train.py:50)" == str(verdict.location)
         assert "stack" == verdict.evidence[-1].kind
 
-    def test_contradiction(self, diagnose):
+    @pytest.mark.parametrize(
+        ("stacks", "told", "remedy"),
+        [
+            # A stack that no rule knows tells at least where the rank is.
+            (
+                {2: [("crunch", "model.py", 7)]},
+                ": it is in crunch (model.py:7)",
+                "",
+            ),
+            # If it waits in a collective that the dump does not know, both
+            # are told, and nothing is certain.
+            (
+                {2: WAITING},
+                "; but rank 2 is waiting in all_reduce at backward (train.py:50)",
+                "take both again",
+            ),
+            # A call to one other rank is named as such, and is in no dump on
+            # Gloo.
+            (
+                {2: in_torch("recv", 8)},
+                "; but rank 2 is waiting in recv at main (train.py:8)",
+                "no dump shows it",
+            ),
+            (
+                {1: in_torch("send", 17), 2: in_torch("recv", 12)},
+                (
+                    "; but rank 1 is waiting in send at main (train.py:17), "
+                    "rank 2 is waiting in recv at main (train.py:12)"
+                ),
+                "no dump shows it",
+            ),
+        ],
+        ids=["unknown", "contradiction", "of two", "of several"],
+    )
+    def test_where(self, diagnose, stacks, told, remedy):
         """
-        If the stack waits in a collective that the dump does not know, both
-        are told, and nothing is certain.
+        The line of a rank is reported, also if that call is in no dump.
         """
-        verdict = diagnose(sidecar(2, stack=WAITING)).verdict
+        sidecars = (sidecar(r, stack=stack) for r, stack in stacks.items())
 
-        assert "possible" == verdict.confidence
-        assert verdict.summary.startswith(ABSENT)
-        assert verdict.summary.endswith(
-            "; but rank 2 is waiting in all_reduce at backward (train.py:50)"
-        )
-        assert "take both again" in verdict.remedy
+        verdict = diagnose(*sidecars, absent=tuple(stacks)).verdict
 
-    def test_contradiction_of_two(self, diagnose):
-        """
-        A call to one other rank is named as such, and is in no dump on Gloo.
-        """
-        stack = (
-            ("recv", "torch/distributed/distributed_c10d.py", 2300),
-            ("exchange", "train.py", 8),
-        )
-
-        verdict = diagnose(sidecar(2, stack=stack)).verdict
-
-        assert verdict.summary.endswith(
-            "; but rank 2 is waiting in recv at exchange (train.py:8)"
-        )
-        assert "no dump shows it" in verdict.remedy
-
-    def test_contradiction_of_several(self, diagnose):
-        """
-        Each call in which they wait is told, with a line.
-        """
-        verdict = diagnose(
-            sidecar(1, stack=in_torch("send", 17)),
-            sidecar(2, stack=in_torch("recv", 12)),
-            absent=(1, 2),
-        ).verdict
-
-        assert verdict.summary.endswith(
-            "; but rank 1 is waiting in send at main (train.py:17), rank 2 is "
-            "waiting in recv at main (train.py:12)"
-        )
-        assert "no dump shows it" in verdict.remedy
-
-
-def in_torch(call, line):
-    """
-    The stack of a rank that waits in a call of torch.
-    """
-    if call == "store":
-        return (
-            ("_create_c10d_store", "torch/distributed/rendezvous.py", 1),
-            ("main", "train.py", line),
-        )
-    file = "torch/distributed/distributed_c10d.py"
-    return ((call, file, 1), ("main", "train.py", line))
+        assert verdict.summary.endswith(told)
+        assert verdict.summary.startswith(ABSENT) or 1 < len(stacks)
+        assert remedy in verdict.remedy
+        assert bool(remedy) == (verdict.confidence == "possible")
+        assert verdict.detail_cause is None or remedy
 
 
 @pytest.fixture(name="verdict_of")
-def _verdict_of(dumps_of):
+def _verdict_of(diagnose_job):
     """
-    The diagnosis of four ranks, of which some wait in a second call that
-    is on record, and the others where their stacks tell.
+    The diagnosis of four ranks, of which some wait in a second call that is on
+    record, and the others where their stacks show.
     """
 
     def verdict_of(there, *sidecars, stacks=()):
         job = SimulatedJob(4)
         job.collective("all_reduce")
         job.collective("all_reduce", ranks=there)
-        dumps = dumps_of(job, sidecars={s.rank: s for s in sidecars})
-        flight = analyze_dumps(dumps)
-        views = host_views(dumps, stacks)
-        return refine(flight.to_diagnosis(), views, dumps, flight.waits)
+        return diagnose_job(job, *sidecars, stacks=stacks)
 
     return verdict_of
 
@@ -302,7 +319,7 @@ class TestCrossed:
     @pytest.mark.parametrize("call", ["monitored_barrier", "new_group"])
     def test_one_left(self, verdict_of, call):
         """
-        Who is in another call than all others left their order; they wait.
+        A rank in another call than all others left their order; they wait.
         """
         ranks = (0, 2, 3)
         others = [sidecar(r, stack=in_torch(call, 13)) for r in ranks]
@@ -337,7 +354,7 @@ class TestCrossed:
 
     def test_halves(self, verdict_of):
         """
-        Two against two: nobody is blamed before the others.
+        Two against two: no rank is blamed before the others.
         """
         stack = in_torch("monitored_barrier", 13)
 
@@ -361,7 +378,7 @@ class TestCrossed:
     )
     def test_open(self, verdict_of, stacks):
         """
-        Where not all of them wait in one call of all, nobody left the order.
+        Where not all of them wait in one call of all, no rank left the order.
         """
         got = verdict_of(
             [1],
@@ -374,9 +391,56 @@ class TestCrossed:
         )
 
 
-def test_too_late(dumps_of):
+class TestUnrecorded:
+    @pytest.mark.parametrize("waiting", [(0, 2), (0,)])
+    def test_only_who_waits_for_nobody(self, verdict_of, waiting):
+        """
+        Absent ranks that wait in an unrecorded call are left out.
+        """
+        stacks = {r: in_torch("recv", 13) for r in waiting}
+        others = tuple(r for r in (0, 1, 2) if r not in waiting)
+
+        found = verdict_of(
+            [3], *(sidecar(r, stack=stacks.get(r, LOADER)) for r in range(3))
+        ).verdict
+
+        assert (others, "likely") == (found.ranks, found.confidence)
+        who = "rank 1" if len(others) == 1 else "ranks 1-2"
+        wait = "ranks 0,2 wait" if len(others) == 1 else "rank 0 waits"
+        assert found.summary.startswith(
+            f"{who} never entered all_reduce #2 of group 'default_pg' "
+            f"({wait} elsewhere, not on record)"
+        )
+        assert ("all_reduce", 2) == (found.collective.op, found.collective.seq)
+
+    def test_another_call(self, diagnose_job):
+        """
+        The reported call is one that waits for the ranks that are left.
+        """
+        job = SimulatedJob(6)
+        job.collective("all_reduce")
+        first, second = job.new_group([4, 5]), job.new_group([1, 3])
+        job.collective("all_reduce", first, ranks=[4])
+        job.collective("all_gather", second, ranks=[3])
+
+        found = diagnose_job(
+            job,
+            sidecar(5, stack=in_torch("recv", 13), world_size=6),
+            sidecar(1, stack=LOADER, world_size=6),
+        ).verdict
+
+        assert ((1,), "likely") == (found.ranks, found.confidence)
+        assert found.summary.startswith(
+            "rank 1 never entered all_gather #1 of group '2' (rank 5 waits "
+            "elsewhere, not on record)"
+        )
+        assert ("2", (1, 3)) == (found.group.name, found.group.ranks)
+        assert ("all_gather", 1) == (found.collective.op, found.collective.seq)
+
+
+def test_too_late(diagnose_job):
     """
-    Who is in the call by now, and came too late, waits nowhere else.
+    A rank that is in the call by now, and came too late, waits nowhere else.
     """
     job = SimulatedJob(4, timeout_s=20)
     job.collective("all_reduce")
@@ -384,11 +448,8 @@ def test_too_late(dumps_of):
     for records in job.records.values():
         records[-1].call.members |= {-1}
     stack = in_torch("all_reduce", 13)
-    dumps = dumps_of(job, sidecars={2: sidecar(2, stack=stack)})
-    flight = analyze_dumps(dumps)
-    views = host_views(dumps, ())
 
-    got = refine(flight.to_diagnosis(), views, dumps, flight.waits).verdict
+    got = diagnose_job(job, sidecar(2, stack=stack)).verdict
 
     assert (Cause.RANK_NOT_ARRIVED, (2,)) == (got.cause, got.ranks)
     assert got.summary.endswith(
@@ -399,8 +460,8 @@ def test_too_late(dumps_of):
 class TestHeld:
     def test_circle(self, verdict_of):
         """
-        Who takes a lock into a call that others cannot reach without it is at
-        fault, and not they.
+        A rank that takes a lock into a call that others cannot reach without
+        it is at fault.
         """
         stacks = [locking(rank, held_by=102) for rank in (0, 1, 3)]
         mine = captured(2, in_torch("all_reduce", 12))
@@ -423,8 +484,8 @@ class TestHeld:
     @pytest.mark.parametrize("is_seen", [True, False])
     def test_elsewhere(self, verdict_of, is_seen):
         """
-        Who keeps a lock from others while it does something else holds up
-        those, too, who wait for them.
+        A rank that keeps a lock while it does something else also holds up
+        those that wait for its victims.
         """
         mine = captured(2, LOADER) if is_seen else process((), rank=2)
         stacks = [locking(1, held_by=102), attrs.evolve(mine, host="node1")]
@@ -455,8 +516,8 @@ class TestHeld:
     )
     def test_open(self, verdict_of, holder, options):
         """
-        Where no rank is known to hold the lock, those who wait for it do not
-        arrive.
+        Where the holder of the lock is no known rank, the ranks that wait for
+        it do not arrive.
         """
         stacks = [locking(r, held_by=holder, **options) for r in (0, 1, 3)]
         mine = captured(2, in_torch("all_reduce", 12))
@@ -500,6 +561,10 @@ def locking(rank, *, held_by, **options):
     return ProcessStacks(threads=(thread,), **(fields | options))
 
 
+CLOSED = "RuntimeError: Connection closed by peer [10.0.0.1]:1"
+WORKER = "RuntimeError: DataLoader worker (pid(s) 9) exited unexpectedly"
+
+
 class TestEnd:
     def test_exception(self, diagnose):
         """
@@ -520,9 +585,9 @@ class TestEnd:
             verdict.collective.seq,
         )
         assert "certain" == verdict.confidence
-        assert ("sidecar", "rank_2.sidecar.json", error) == (
+        assert ("sidecar", "nccl_trace_rank_2.sidecar.json", error) == (
             verdict.evidence[0].kind,
-            verdict.evidence[0].source,
+            Path(verdict.evidence[0].source).name,
             verdict.evidence[0].quote,
         )
 
@@ -567,7 +632,8 @@ class TestEnd:
     )
     def test_no_crash(self, diagnose, error):
         """
-        Who fails because a peer is gone, or is interrupted, is no culprit.
+        A rank that fails because a peer is gone, or is interrupted, is no
+        culprit.
         """
         verdict = diagnose(sidecar(1, error=error)).verdict
 
@@ -575,7 +641,7 @@ class TestEnd:
 
     def test_healthy(self, diagnose):
         """
-        A rank that died is a finding also if nobody waits.
+        A rank that died is a finding also if no rank waits.
         """
         diagnosis = diagnose(sidecar(1, error="OSError: x"), absent=())
 
@@ -604,8 +670,9 @@ class TestEnd:
     )
     def test_after_others(self, diagnose, before, after_s, host, expected):
         """
-        Who dies after calls have failed elsewhere, or others were ended, dies
-        because of that, as far as the clocks of several hosts can tell.
+        A rank that dies after calls have failed elsewhere, or others were
+        ended, dies because of that, as far as the clocks of several hosts
+        show.
         """
         failed = sidecar(1, written=500.0, **before)
         died = sidecar(
@@ -617,48 +684,32 @@ class TestEnd:
         assert expected is verdict.cause
 
     @pytest.mark.parametrize(
-        ("after_s", "expected"),
-        [(5.0, Cause.RANK_CRASHED), (15.0, Cause.RANK_NOT_ARRIVED)],
+        ("first", "error", "after_s", "is_crash"),
+        [
+            # An exception may destroy the process groups on its way, so that
+            # calls fail elsewhere before it is noted.
+            ({"error": CLOSED}, "ValueError: x", 5.0, True),
+            ({"error": CLOSED}, "ValueError: x", 15.0, False),
+            # The signal that ends a job ends the workers of its data loaders,
+            # too; one that died by itself did so some time before.
+            ({"reason": "SIGTERM"}, WORKER, -0.01, False),
+            ({"reason": "SIGTERM"}, WORKER, -0.5, True),
+            # Being interrupted is no failed call.
+            ({"error": "KeyboardInterrupt: "}, "KeyError: 'x'", 100.0, True),
+        ],
     )
-    def test_closed_first(self, diagnose, after_s, expected):
+    def test_order(self, diagnose, *, first, error, after_s, is_crash):
         """
-        An exception may destroy the process groups on its way, so that calls
-        fail elsewhere before it is noted.
+        A rank that dies some time after calls have failed elsewhere dies of
+        that.
         """
-        failed = sidecar(
-            1,
-            error="RuntimeError: Connection closed by peer [10.0.0.1]:1",
-            written=500.0,
-        )
-        died = sidecar(2, error="ValueError: x", written=500.0 + after_s)
+        told = sidecar(1, written=500.0, **first)
+        died = sidecar(2, error=error, written=500.0 + after_s)
 
-        assert expected is diagnose(failed, died).verdict.cause
+        verdict = diagnose(told, died).verdict
 
-    @pytest.mark.parametrize(
-        ("before_s", "expected"),
-        [(0.01, Cause.RANK_NOT_ARRIVED), (0.5, Cause.RANK_CRASHED)],
-    )
-    def test_worker_ended_too(self, diagnose, before_s, expected):
-        """
-        The signal that ends a job ends the workers of its data loaders, too;
-        one that died by itself did so some time before.
-        """
-        worker = "RuntimeError: DataLoader worker (pid(s) 9) exited "
-        told = sidecar(1, reason="SIGTERM", written=500.0)
-        died = sidecar(
-            2, error=f"{worker}unexpectedly", written=500.0 - before_s
-        )
-
-        assert expected is diagnose(told, died).verdict.cause
-
-    def test_interruption(self, diagnose):
-        """
-        Being interrupted is no failed call.
-        """
-        stopped = sidecar(1, error="KeyboardInterrupt: ", written=500.0)
-        died = sidecar(3, error="KeyError: 'loss'", written=600.0)
-
-        assert (3,) == diagnose(stopped, died).verdict.ranks
+        assert is_crash == (verdict.cause is Cause.RANK_CRASHED)
+        assert (2,) == verdict.ranks
 
     @pytest.mark.parametrize("missing", [(), (2,)])
     def test_exit(self, diagnose, missing):
@@ -722,25 +773,23 @@ class TestEndedWell:
 
     def test_progress(self, diagnose):
         """
-        How far the groups were is still told.
+        The progress of the groups is still reported.
         """
         (group,) = diagnose(*exits()).groups
 
         assert (1, 2) == (group.last_completed, group.furthest)
 
-    def test_unreadable(self, dumps_of):
+    def test_unreadable(self, diagnose_job):
         """
-        A file that could not be read is still told.
+        A file that could not be read is still reported.
         """
-        dumps = attrs.evolve(
-            dumps_of(SimulatedJob(4), sidecars={s.rank: s for s in exits()}),
-            problems=(Missing(what="dump", reason="damaged", source="x"),),
+        diagnosis = diagnose_job(
+            SimulatedJob(4), *exits(), damaged=["other_rank_0.json"]
         )
 
-        found = analyze_dumps(dumps).to_diagnosis()
-        diagnosis = refine(found, host_views(dumps, ()), dumps)
-
-        assert ["x"] == [m.source for m in diagnosis.missing]
+        assert ["other_rank_0.json"] == [
+            Path(lost.source).name for lost in diagnosis.missing
+        ]
         assert diagnosis.is_healthy
 
     @pytest.mark.parametrize(
@@ -772,23 +821,15 @@ class TestEndedWell:
 
         assert (Cause.RANK_NOT_ARRIVED, (2,)) == (verdict.cause, verdict.ranks)
 
-    def test_nobody(self, dumps_of):
+    def test_lasting(self, diagnose_job):
         """
-        Without side-cars nobody knows how it ended.
-        """
-        assert not ended_well(dumps_of(SimulatedJob(2)))
-
-    def test_lasting(self, dumps_of):
-        """
-        What was wrong without stopping the job is still told.
+        A problem that did not stop the job is still reported.
         """
         job = SimulatedJob(4)
         job.collective("all_reduce", ranks=[0, 1, 2])
         job.collective("all_reduce", ranks=[3], sizes=[[7]])
-        dumps = dumps_of(job, sidecars={s.rank: s for s in exits()})
 
-        found = analyze_dumps(dumps).to_diagnosis()
-        diagnosis = refine(found, host_views(dumps, ()), dumps)
+        diagnosis = diagnose_job(job, *exits())
 
         assert (Cause.SIZE_MISMATCH, (3,)) == (
             diagnosis.verdict.cause,
@@ -836,6 +877,7 @@ def of_process(rank, one, **options):
 
 
 class TestProcess:
+    @pytest.mark.process
     def test_stopped(self, diagnose, start):
         """
         A rank without a dump whose process is stopped is stopped.
@@ -853,6 +895,7 @@ class TestProcess:
         )
         assert "kill -CONT" in verdict.remedy
 
+    @pytest.mark.process
     def test_alive(self, diagnose, start):
         """
         One that is alive did not crash; it does not answer.
@@ -863,9 +906,10 @@ class TestProcess:
         assert verdict.summary.startswith("rank 2 is alive, and gave no dump;")
         assert "take its stacks" in verdict.remedy
 
+    @pytest.mark.process
     def test_alive_and_seen(self, diagnose, start):
         """
-        If it was looked at, its line and what to do about it are told.
+        If its process was looked at, its line and a remedy are reported.
         """
         one = start()
         seen = process(
@@ -921,6 +965,7 @@ class TestProcess:
 
         assert Cause.RANK_NOT_ARRIVED is verdict.cause
 
+    @pytest.mark.process
     def test_several(self, diagnose, start):
         """
         Of several, those that are stopped hold up the others.
@@ -941,6 +986,7 @@ class TestProcess:
             "ranks 1-2 are stopped, and gave no dump (nor did rank 3); 1 rank"
         )
 
+    @pytest.mark.process
     @pytest.mark.parametrize(
         "options",
         [
@@ -963,6 +1009,7 @@ class TestProcess:
         assert diagnose(missing=[2]).verdict == verdict
         assert Cause.RANK_CRASHED is verdict.cause
 
+    @pytest.mark.process
     def test_dead(self, diagnose, start):
         """
         Neither does one that is dead, whether or not its parent knows.
@@ -978,6 +1025,7 @@ class TestProcess:
         assert Cause.RANK_CRASHED is as_zombie.cause
         assert as_zombie == as_gone
 
+    @pytest.mark.process
     def test_with_dump(self, diagnose, start):
         """
         A rank that gave a dump is judged by it.
@@ -987,7 +1035,7 @@ class TestProcess:
         assert Cause.DATALOADER_WAIT is verdict.detail_cause
 
 
-def test_straggler(dumps_of):
+def test_straggler(diagnose_job):
     """
     Where a straggler waits with the others is no line of its own.
     """
@@ -995,14 +1043,10 @@ def test_straggler(dumps_of):
     for _ in range(20):
         job.collective("all_reduce", late={2: 0.5})
         job.wait(1.0)
-    dumps = dumps_of(
-        job,
-        hosts=dict.fromkeys(range(4), "n"),
-        sidecars={2: sidecar(2, stack=WAITING)},
-    )
-    found = analyze_dumps(dumps).to_diagnosis()
 
-    verdict = refine(found, host_views(dumps, ()), dumps).verdict
+    verdict = diagnose_job(
+        job, *(sidecar(rank, stack=WAITING) for rank in range(4))
+    ).verdict
 
     assert (Cause.STRAGGLER, None) == (verdict.cause, verdict.location)
     assert ["dump"] == [e.kind for e in verdict.evidence]

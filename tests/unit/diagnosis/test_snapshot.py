@@ -4,85 +4,82 @@ What is taken from a job that hangs, and what happens if a part of it fails?
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import socket
+import subprocess
 import threading
 import time
 
+from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from distdebug import snapshot
-from distdebug.bundle import Manifest, Wanted, new_bundle
-from distdebug.bundle.manifest import read_manifest
-from distdebug.bundle.mark import MARK
-from distdebug.capture import Capture
-from distdebug.capture.model import CaptureStatus, ProcessCapture
-from distdebug.diagnosis import collect as module
-from distdebug.diagnosis import snapshot as snapshot_module
+from distdebug.bundle import Manifest, Wanted, new_bundle, read_manifest
+from distdebug.diagnosis import collect, collect_node, explain_bundle
 from distdebug.errors import PatternError
 from distdebug.findings import Cause, Missing
-from distdebug.processes import Worker
-from distdebug.stacks import ProcessStacks, StackFrame, ThreadStack
 from distdebug.testing import SimulatedJob, make_dumps
 
 
 HOST = socket.gethostname()
-FULL = OSError(28, "No space left on device")
 
 
-def process(rank):
+@pytest.fixture(name="rank")
+def _rank(node):
     """
-    A rank that reads a file.
+    Has ranks on the node that are real processes, with this environment.
     """
-    worker = Worker(
-        pid=1000 + rank,
-        start_ticks=5,
-        parent_pid=1,
-        uid=0,
-        title="python train.py",
-        framework="torchrun",
-        rank=rank,
-        job="run 7" if rank else "",
-    )
-    frame = StackFrame("readinto", "/usr/lib/python3.11/socket.py", 706)
-    thread = ThreadStack(name="MainThread", frames=(frame,), is_main=True)
-    stacks = ProcessStacks(
-        pid=1000 + rank,
-        source="py-spy",
-        threads=(thread,),
-        rank=rank,
-        role="rank",
-    )
-    return ProcessCapture(
-        worker=worker, status=CaptureStatus.OK, stacks=stacks
-    )
+    with contextlib.ExitStack() as stack:
+
+        def start(*environs, **options):
+            pids = []
+            for environ in environs:
+                sleeps = stack.enter_context(
+                    subprocess.Popen(
+                        ["/bin/sleep", "60"], env=environ, **options
+                    )
+                )
+                stack.callback(sleeps.kill)
+                # It has an environment when its program has begun.
+                while psutil.Process(sleeps.pid).status() != "sleeping":
+                    time.sleep(0.001)
+                pids.append(sleeps.pid)
+            node.shows(*(node.seen(r, pid) for r, pid in enumerate(pids)))
+
+        yield start
 
 
-@pytest.fixture
-def node(monkeypatch):
+def write_dumps(folder):
     """
-    A node with two ranks, and what it was asked.
+    Write the dumps of a job of two ranks.
     """
-    log = SimpleNamespace(
-        capture=Capture(host=HOST, processes=(process(0), process(1))),
-        calls=[],
-        pids=None,
-    )
+    job = SimulatedJob(2)
+    job.collective("all_reduce")
+    return make_dumps(folder, job)
 
-    def capture(**kwargs):
-        log.calls.append(kwargs)
-        return log.capture
 
-    def facts(pids, path, _):
-        log.pids = pids
-        path.write_text("{}")
-        return [path], []
+def files(taken):
+    """
+    The files of the node's part.
+    """
+    folder = taken.folder / HOST
+    return {
+        str(path.relative_to(folder))
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
-    monkeypatch.setattr(module, "capture_node", capture)
-    monkeypatch.setattr(module, "keep_facts", facts)
-    return log
+
+def no_space(*_, **__):
+    """
+    The disk is full.
+    """
+    raise OSError(28, "No space left on device")
 
 
 def raises(exc):
@@ -108,16 +105,14 @@ class TestAll:
         """
         Stacks, dumps, facts, and logs are in one folder, with a report.
         """
-        job = SimulatedJob(2)
-        job.collective("all_reduce")
-        make_dumps(tmp_path / "dumps", job)
+        write_dumps(tmp_path / "dumps")
         (tmp_path / "train.log").write_text("step 3")
         told = []
 
         taken = snapshot(
             tmp_path / "hang",
             dump_dir=tmp_path / "dumps",
-            pids=[1000, 1001],
+            pids=[5_000_000, 5_000_001],
             logs=[tmp_path / "train.log"],
             timeout_s=4,
             tell=lambda *row: told.append(row),
@@ -131,12 +126,12 @@ class TestAll:
         assert {
             *("manifest.json", "REPORT.txt", f"{HOST}/node.json"),
             *(f"{HOST}/workers.json", f"{HOST}/logs/train.log"),
-            *(f"{HOST}/pyspy_{HOST}_{1000 + r}.json" for r in (0, 1)),
+            *(f"{HOST}/pyspy_{HOST}_{5_000_000 + r}.json" for r in (0, 1)),
         } < names
         assert any("/flight_recorder/" in name for name in names)
         assert taken.manifest == read_manifest(taken.folder)
         assert "run 7" == taken.manifest.job
-        assert (1000, 1001) == node.pids
+        assert (5_000_000, 5_000_001) == node.pids
         assert ("node", 1, 1) in told
 
     def test_options(self, node, tmp_path):
@@ -159,7 +154,7 @@ class TestAll:
 
     def test_from_stacks(self, node, tmp_path):
         """
-        Without dumps the stacks tell what there is to tell.
+        Without dumps the stacks yield the diagnosis.
         """
         taken = snapshot(tmp_path / "hang")
 
@@ -201,219 +196,202 @@ class TestAll:
 
 
 class TestDumpDirs:
-    @pytest.fixture(name="asked")
-    def _asked(self, node, monkeypatch):
+    @pytest.mark.process
+    def test_told_by_ranks(self, rank, tmp_path):
         """
-        Where dumps are asked for, and of whom; each folder has one.
+        The folders of dumps are taken from the environments of the ranks.
         """
-        asked = []
-
-        def ask(folder, _, *, ranks, **_options):
-            asked.append((folder.name, ranks))
-            return []
-
-        def keep(source, folder, _, *, own, **_options):
-            asked.append((folder.name, own))
-            return [folder / "dump"], []
-
-        monkeypatch.setattr(module, "ask_ranks", ask)
-        monkeypatch.setattr(module, "keep_dumps", keep)
-        return asked
-
-    def test_told_by_ranks(self, node, asked, tmp_path, monkeypatch):
-        """
-        Nobody needs to know where dumps are: the ranks that were seen do.
-        """
-        pids = []
-
-        def find(found):
-            pids.extend(found)
-            return {tmp_path / "a": ("x_",), tmp_path / "b": ("y_",)}
-
-        monkeypatch.setattr(module, "find_dump_dirs", find)
+        for name in "ab":
+            write_dumps(tmp_path / name)
+        rank(
+            {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/a/nccl_trace_rank_"},
+            {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/b/nccl_trace_rank_"},
+        )
 
         taken = snapshot(tmp_path / "hang")
 
-        assert [1000, 1001] == pids
-        assert [
-            *(("a", None), ("flight_recorder", None)),
-            *(("b", None), ("flight_recorder.2", None)),
-        ] == asked
-        assert "ok" == taken.manifest.nodes[0].status
+        assert {
+            f"{folder}/nccl_trace_rank_{number}"
+            for folder in ("flight_recorder", "flight_recorder.2")
+            for number in (0, 1)
+        } <= files(taken)
 
-    def test_named(self, node, asked, tmp_path, monkeypatch):
+    @pytest.mark.process
+    def test_named(self, rank, tmp_path):
         """
-        Where the user says so, nobody else is believed.
+        A folder that the user names replaces those of the ranks.
         """
-        monkeypatch.setattr(module, "find_dump_dirs", raises(ValueError()))
+        for name in "ab":
+            write_dumps(tmp_path / name)
+        rank({"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/b/nccl_trace_rank_"})
 
-        snapshot(tmp_path / "hang", dump_dir=str(tmp_path / "a"))
+        taken = snapshot(tmp_path / "hang", dump_dir=str(tmp_path / "a"))
 
-        assert [("a", None), ("flight_recorder", None)] == asked
+        assert {"flight_recorder"} == {
+            name.partition("/")[0]
+            for name in files(taken)
+            if "flight_recorder" in name
+        }
+        assert [str(tmp_path / "a")] == [
+            lost.source for lost in taken.manifest.skipped
+        ]
 
-    def test_not_told(self, node, asked, tmp_path, monkeypatch):
-        """
-        If the folders cannot be learned, the rest goes on.
-        """
-        monkeypatch.setattr(module, "find_dump_dirs", raises(ValueError("x")))
-
-        taken = snapshot(tmp_path / "hang")
-
-        assert [] == asked
-        assert [("folders of dumps", "ValueError: x")] == reasons(taken)
-
-    def test_many(self, node, tmp_path, monkeypatch):
+    @pytest.mark.process
+    def test_many(self, rank, tmp_path, monkeypatch):
         """
         Many folders of silent ranks share the time, and the room for dumps.
         """
-        waits, rooms = [], []
+        rooms, keep = [], collect.keep_dumps
 
-        def ask(_, seconds, **_options):
-            waits.append(seconds)
-            return []
-
-        def keep(source, folder, _, *, most_bytes, **_options):
+        def keep_dumps(*args, most_bytes, **options):
             rooms.append(most_bytes)
-            folder.mkdir()
-            (folder / source.name).write_bytes(b"12345")
-            return [folder / source.name], []
+            return keep(*args, most_bytes=most_bytes, **options)
 
-        monkeypatch.setattr(module, "ask_ranks", ask)
-        monkeypatch.setattr(module, "keep_dumps", keep)
-        monkeypatch.setattr(
-            module,
-            "find_dump_dirs",
-            lambda _: {tmp_path / str(n): ("x",) for n in range(12)},
+        monkeypatch.setattr(collect, "keep_dumps", keep_dumps)
+        names, pipes = "abc", []
+        for name in names:
+            write_dumps(tmp_path / name)
+            os.mkfifo(tmp_path / name / "1-5_request_0.pipe")
+            pipe = tmp_path / name / "1-5_request_0.pipe"
+            pipes.append(os.open(pipe, os.O_RDWR))
+        rank(
+            *(
+                {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/{name}/nccl"}
+                for name in names
+            )
         )
 
-        snapshot(tmp_path / "hang", timeout_s=5.0)
+        taken = snapshot(tmp_path / "hang", timeout_s=1.5)
 
-        assert 0 < waits[0] < 5.0 / 12
-        assert [5 * n for n in range(12)] == [rooms[0] - x for x in rooms]
-
-    def test_no_time(self, node, asked, tmp_path, monkeypatch):
-        """
-        Folders for which no time is left are told.
-        """
-        monkeypatch.setattr(
-            module, "find_dump_dirs", lambda _: {tmp_path / "a": ("x",)}
+        for pipe in pipes:
+            os.close(pipe)
+        sizes = sum(
+            path.stat().st_size for path in (tmp_path / "a").glob("nccl*")
         )
+        assert [("fresh dump", "no answer in time")] * 3 == reasons(taken)
+        assert [sizes * n for n in range(3)] == [rooms[0] - x for x in rooms]
+        assert "flight_recorder.3/nccl_trace_rank_1" in files(taken)
+
+    @pytest.mark.process
+    def test_no_time(self, rank, tmp_path):
+        """
+        Folders for which no time is left are reported.
+        """
+        write_dumps(tmp_path / "a")
+        rank({"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/a/nccl_trace_rank_"})
 
         taken = snapshot(tmp_path / "hang", timeout_s=0.0)
 
-        assert [] == asked
         assert ("dump", "the time was over") in reasons(taken)
+        assert not any("flight_recorder" in name for name in files(taken))
 
-    def test_dumps_alone(self, node, asked, tmp_path):
+    def test_dumps_alone(self, node, tmp_path):
         """
-        Who has dumps has seen the job, also without a process.
+        Dumps count as a view of the job, also without a process.
         """
-        node.capture = Capture(host=HOST, processes=())
+        node.shows()
+        write_dumps(tmp_path / "a")
 
         taken = snapshot(tmp_path / "hang", dump_dir=tmp_path / "a")
 
         assert not taken.is_blind
 
-    def test_one_of_many(self, node, asked, tmp_path):
+    def test_one_of_many(self, node, tmp_path):
         """
         Of many nodes each takes its own ranks, and says when it is done.
         """
+        (tmp_path / "part").mkdir()
+        for path in write_dumps(tmp_path / "a").values():
+            path.unlink()
+        for rank, host in ((0, "alias"), (7, "elsewhere")):
+            told = {"kind": "distdebug-sidecar", "rank": rank, "host": host}
+            path = tmp_path / "a" / f"1-1-1_rank_{rank}.sidecar.json"
+            path.write_text(json.dumps({**told, "world_size": 8}))
         wanted = Wanted(dump_dir=tmp_path / "a")
 
-        taken = module.collect_node(
-            tmp_path, wanted, host="n1", is_one_of_many=True
+        taken = collect_node(
+            tmp_path / "part", wanted, host="n1", is_one_of_many=True
         )
 
-        assert [("a", {0, 1}), ("flight_recorder", {0, 1})] == asked
-        assert taken.manifest == read_manifest(tmp_path)
+        kept = tmp_path / "part" / "flight_recorder"
+        assert ["1-1-1_rank_0.sidecar.json"] == [
+            path.name for path in kept.iterdir()
+        ]
+        assert taken.manifest == read_manifest(tmp_path / "part")
         assert "n1" == taken.manifest.nodes[0].host
         assert Cause.IO_WAIT == taken.findings[0].cause
 
-    def test_alone(self, node, asked, tmp_path):
+    def test_alone(self, node, tmp_path):
         """
-        Alone, whoever explains it writes the manifest.
+        Alone, a node leaves the manifest to the caller.
         """
-        module.collect_node(tmp_path, Wanted(), host="n1")
+        collect_node(tmp_path, Wanted(), host="n1")
 
         assert not (tmp_path / "manifest.json").exists()
 
 
-class TestDebugServer:
-    def test_asked(self, node, tmp_path, monkeypatch):
-        """
-        A server that knows all ranks is one more source, in time.
-        """
-        asked = []
+def test_debug_server(node, tmp_path, monkeypatch):
+    """
+    A debug server that knows all ranks is one more source, in time; none is
+    asked unless it is named.
+    """
+    asked = []
 
-        def keep(address, folder, ends):
-            asked.append((address, folder.name, ends - time.monotonic()))
-            return [folder / "dump"], []
+    def keep(address, folder, ends):
+        asked.append((address, folder.name, ends - time.monotonic()))
+        return [folder / "dump"], []
 
-        monkeypatch.setattr(module, "keep_debug_server", keep)
-        node.capture = Capture(host=HOST, processes=())
+    monkeypatch.setattr(collect, "keep_debug_server", keep)
+    node.shows()
 
-        taken = snapshot(
-            tmp_path / "hang", debug_server="node-0:25999", timeout_s=100.0
-        )
+    alone = snapshot(tmp_path / "hang")
+    taken = snapshot(
+        tmp_path / "hang", debug_server="node-0:25999", timeout_s=100.0
+    )
 
-        ((address, folder, left_s),) = asked
-        assert ("node-0:25999", HOST) == (address, folder)
-        assert 50 < left_s <= 80
-        assert not taken.is_blind
-
-    def test_silent(self, node, tmp_path, monkeypatch):
-        """
-        One that does not answer costs nothing but itself.
-        """
-        monkeypatch.setattr(
-            module, "keep_debug_server", raises(TimeoutError("no answer"))
-        )
-
-        taken = snapshot(tmp_path / "hang", debug_server="node-0:25999")
-
-        assert [("debug server", "TimeoutError: no answer")] == reasons(taken)
-        assert Cause.IO_WAIT == taken.diagnosis.verdict.cause
-
-    def test_not_asked(self, node, tmp_path, monkeypatch):
-        """
-        Nobody is asked who was not named.
-        """
-        monkeypatch.setattr(module, "keep_debug_server", raises(ValueError()))
-
-        assert [] == reasons(snapshot(tmp_path / "hang"))
+    ((address, folder, left_s),) = asked
+    assert ("node-0:25999", HOST) == (address, folder)
+    assert 50 < left_s <= 80
+    assert (True, False) == (alone.is_blind, taken.is_blind)
 
 
 class TestLogs:
-    def test_own(self, node, tmp_path, monkeypatch):
+    @pytest.mark.process
+    def test_own(self, rank, tmp_path):
         """
         What workers print into is kept too, but nothing twice.
         """
         named, own = tmp_path / "named.log", tmp_path / "own.log"
-        named.write_text("one")
-        own.write_text("two")
-        monkeypatch.setattr(module, "own_logs", lambda _: [named, own])
+        with named.open("w") as out, own.open("w") as err:
+            rank({}, stdout=out, stderr=err)
 
         taken = snapshot(tmp_path / "x", logs=[named])
 
-        folder = taken.folder / HOST / "logs"
-        assert ["named.log", "own.log"] == sorted(
-            path.name for path in folder.iterdir()
-        )
+        assert {"logs/named.log", "logs/own.log"} == {
+            name for name in files(taken) if "logs/" in name
+        }
 
     def test_silent(self, node, tmp_path, monkeypatch):
         """
         A file system that does not answer costs the logs, and no more time.
         """
-        over = threading.Event()
-        monkeypatch.setattr(module, "_LEAST_LOGS_S", 0.05)
-        monkeypatch.setattr(module, "own_logs", lambda _: over.wait(60))
+        over, log, real = threading.Event(), tmp_path / "train.log", os.open
 
-        taken = snapshot(tmp_path / "x", timeout_s=0.1)
+        def open_file(path, *args, **options):
+            if str(path) == str(log):
+                over.wait(60)
+            return real(path, *args, **options)
+
+        monkeypatch.setattr(os, "open", open_file)
+        # As it is, logs may take 5 s in any case.
+        monkeypatch.setattr(collect, "_LEAST_LOGS_S", 0.05)
+
+        taken = snapshot(tmp_path / "x", logs=[log], timeout_s=0.1)
 
         over.set()
-        assert "logs: TimeoutError: they could not be read within 0 s" in [
-            f"{m.what}: {m.reason}" for m in taken.manifest.skipped
-        ]
+        assert [
+            ("logs", "TimeoutError: they could not be read within 0 s")
+        ] == reasons(taken)
 
 
 class TestExplain:
@@ -421,17 +399,15 @@ class TestExplain:
         """
         The parts of all nodes are one diagnosis, which ends the snapshot.
         """
-        mark = new_bundle(tmp_path / "hang") / MARK
+        mark = new_bundle(tmp_path / "hang") / ".unfinished"
         for number in (0, 1):
-            node.capture = Capture(host=HOST, processes=(process(number),))
+            node.shows(node.seen(number))
             part = tmp_path / "hang" / f"n{number}"
             part.mkdir()
-            module.collect_node(
-                part, Wanted(), host=part.name, is_one_of_many=True
-            )
+            collect_node(part, Wanted(), host=part.name, is_one_of_many=True)
         manifest = Manifest(version="1", created=5.0, job="run 7")
 
-        taken = snapshot_module.explain_bundle(tmp_path / "hang", manifest)
+        taken = explain_bundle(tmp_path / "hang", manifest)
 
         assert (Cause.IO_WAIT, (0, 1)) == (
             taken.diagnosis.verdict.cause,
@@ -456,8 +432,10 @@ class TestFailures:
         ("name", "what"),
         [
             ("capture_node", "stacks"),
+            ("find_dump_dirs", "folders of dumps"),
             ("ask_ranks", "asking for dumps"),
             ("keep_dumps", "dumps"),
+            ("keep_debug_server", "debug server"),
             ("keep_facts", "node"),
             ("keep_tails", "logs"),
         ],
@@ -466,9 +444,14 @@ class TestFailures:
         """
         Each part fails alone.
         """
-        monkeypatch.setattr(module, name, raises(ValueError("a\x1b[31mb")))
+        monkeypatch.setattr(collect, name, raises(ValueError("a\x1b[31mb")))
 
-        taken = snapshot(tmp_path / "hang", dump_dir=tmp_path, timeout_s=1)
+        taken = snapshot(
+            tmp_path / "hang",
+            dump_dir=None if name == "find_dump_dirs" else tmp_path,
+            debug_server="node-0:25999" if "server" in name else "",
+            timeout_s=1,
+        )
 
         assert (what, "ValueError: ab") in reasons(taken)
         assert (taken.folder / "manifest.json").exists()
@@ -477,7 +460,7 @@ class TestFailures:
         """
         If no worker could be seen, the verdict is that nothing is known.
         """
-        node.capture = Capture(host=HOST, processes=())
+        node.shows()
 
         taken = snapshot(tmp_path / "hang")
 
@@ -492,9 +475,7 @@ class TestFailures:
         What a part could not see makes the node a partial one.
         """
         lost = Missing(what="stack", reason="denied", rank=1)
-        node.capture = Capture(
-            host=HOST, processes=(process(0),), missing=(lost,)
-        )
+        node.shows(node.seen(0), missing=(lost,))
 
         taken = snapshot(tmp_path / "hang")
 
@@ -506,23 +487,36 @@ class TestFailures:
         """
         Where nothing can be written there is still a diagnosis.
         """
-        monkeypatch.setattr(snapshot_module, "write_whole", raises(FULL))
-        monkeypatch.setattr(module, "write_manifest", raises(FULL))
-        monkeypatch.setattr(module, "write_capture", raises(FULL))
+        real = os.open
+
+        def open_file(path, flags, *args, **options):
+            if flags & os.O_CREAT and ".unfinished" not in str(path):
+                no_space()
+            return real(path, flags, *args, **options)
+
+        monkeypatch.setattr(os, "open", open_file)
 
         taken = snapshot(tmp_path / "hang")
 
         assert Cause.IO_WAIT == taken.diagnosis.verdict.cause
-        assert ["stacks", "diagnosis", "manifest"] == [
-            what for what, _ in reasons(taken)
-        ]
+        lost = reasons(taken)
+        assert ["stack", "stack"] == [what for what, _ in lost[:2]]
+        assert ["diagnosis", "manifest"] == [what for what, _ in lost[-2:]]
+        assert "No space left on device" in lost[0][1]
 
     def test_no_report(self, node, tmp_path, monkeypatch):
         """
-        A report that cannot be written is told.
+        A report that cannot be written is reported as missing.
         """
-        monkeypatch.setattr(snapshot_module, "write_whole", raises(FULL))
+        replace = Path.replace
+
+        def refuse(path, target):
+            if target.name == "REPORT.txt":
+                no_space()
+            return replace(path, target)
+
+        monkeypatch.setattr(Path, "replace", refuse)
 
         taken = snapshot(tmp_path / "hang")
 
-        assert ["report"] == [what for what, _ in reasons(taken)]
+        assert [("report", "No space left on device")] == reasons(taken)

@@ -1,5 +1,5 @@
 """
-What Gloo does not record, and who waits there all the same.
+Waits that Gloo does not record.
 """
 
 from __future__ import annotations
@@ -9,13 +9,8 @@ import json
 import pytest
 
 from distdebug import diagnose
-from distdebug.diagnosis.hosts import HostView
-from distdebug.diagnosis.unrecorded import without_waiting
-from distdebug.findings import Cause, Finding
-from distdebug.flight_recorder import Sidecar, write_sidecar
-from distdebug.flight_recorder.sidecar import SidecarFrame
+from distdebug.findings import Cause
 from distdebug.testing import SimulatedJob, make_dumps
-from distdebug.waits import Wait
 
 
 TORCH = "torch/distributed/distributed_c10d.py"
@@ -42,7 +37,7 @@ TIMED_OUT = (
 
 
 @pytest.fixture(name="job")
-def _job(tmp_path):
+def _job(tmp_path, write_side):
     """
     A job of four whose last call completed so many seconds before its dumps.
     """
@@ -63,23 +58,13 @@ def _job(tmp_path):
         make_dumps(tmp_path, job)
         written = max(r.created for r in job.records[0]) + silent_s
         for rank, stack in enumerate(stacks):
-            frames = tuple(SidecarFrame(*line) for line in stack)
             more = {"reason": others, "error": ""}
             if rank == 3 or everybody:
                 more |= of_rank_3
-            sidecar = Sidecar(
-                path="",
-                rank=rank,
-                world_size=4,
-                host="node1",
-                pid=100 + rank,
-                started=0.0,
-                written=written,
-                threads=(("MainThread", frames),),
-                dump=f"nccl_trace_rank_{rank}",
-                **more,
+            dump = f"nccl_trace_rank_{rank}"
+            write_side(
+                tmp_path, rank, *stack, written=written, dump=dump, **more
             )
-            write_sidecar(sidecar, tmp_path / f"nccl_trace_rank_{rank}")
         return diagnose(tmp_path)
 
     return write
@@ -88,8 +73,8 @@ def _job(tmp_path):
 @pytest.mark.parametrize("call", [BARRIER, RECV])
 def test_waits_unrecorded(job, call):
     """
-    Who is elsewhere while the others wait in a call that no dump shows is
-    named, and for how long nothing was recorded.
+    A rank that is elsewhere while the others wait in an unrecorded call is
+    named, with the time since the last record.
     """
     verdict = job([call] * 3 + [QUEUE], 20).verdict
 
@@ -99,7 +84,7 @@ def test_waits_unrecorded(job, call):
 
 def test_victims(job):
     """
-    Who waits there merely waits.
+    The ranks that wait there are victims.
     """
     assert (0, 1, 2) == job([RECV] * 3 + [QUEUE], 20).victims
 
@@ -117,8 +102,8 @@ def test_short_silence(job, silent_s):
 
 def test_nobody_waits(job):
     """
-    Where nobody is seen to wait for others, the job may be healthy, and that
-    is only possible.
+    If no rank is seen to wait for others, the job may be healthy, which is
+    only possible.
     """
     verdict = job([COMPUTING] * 4, 20).verdict
 
@@ -129,8 +114,8 @@ def test_nobody_waits(job):
 
 def test_all_locked(job):
     """
-    Where all ranks wait for something of their own that healthy jobs do not
-    wait for so long, that is told, although nobody waits for others.
+    If all ranks wait for something of their own for longer than healthy jobs
+    do, that is reported, although no rank waits for others.
     """
     verdict = job([LOCK] * 4, 20).verdict
 
@@ -145,8 +130,8 @@ def test_all_locked(job):
 
 def test_all_pause(job):
     """
-    Where all ranks do what takes healthy jobs long, the job may be healthy,
-    and it is told what they do.
+    If all ranks do what takes healthy jobs long, the job may be healthy, and
+    the summary has what they do.
     """
     verdict = job([SAVING] * 4, 20).verdict
 
@@ -160,7 +145,7 @@ def test_all_pause(job):
 )
 def test_lost_to_signal(job, reason, expected):
     """
-    Who lost its peers because a signal ended them tells nothing else.
+    A rank that lost its peers because a signal ended them adds nothing.
     """
     lost = "RuntimeError: [gloo/x.cc] Connection closed by peer [::1]"
 
@@ -173,8 +158,7 @@ def test_lost_to_signal(job, reason, expected):
 
 def test_all_failed(job):
     """
-    If all failed, it is told at which lines, and nobody else is to be looked
-    at.
+    If all failed, their lines are reported, and no other rank is suspected.
     """
     send = (("send", TORCH, 2753), ("main", "train.py", 61))
 
@@ -206,7 +190,7 @@ def test_all_failed(job):
 )
 def test_killed(job, tmp_path, started, expected):
     """
-    Who was killed left no dump; the others failed because of that.
+    A rank that was killed left no dump; the others failed because of that.
     """
     lost = "RuntimeError: [gloo/x.cc] Connection closed by peer [::1]"
     job([RECV] * 4, 0.5, error=lost, reason="exception", everybody=True)
@@ -261,83 +245,3 @@ def test_failed(job):
     assert verdict.summary.startswith("rank 3 failed in calls that no dump")
     assert "at main (train.py:59)" in verdict.summary
     assert () == verdict.ranks
-
-
-def view(rank, cause):
-    """
-    A rank that does this.
-    """
-    return HostView(rank=rank, cause=cause)
-
-
-def absent(*ranks):
-    """
-    Ranks that did not arrive.
-    """
-    return Finding(
-        cause=Cause.RANK_NOT_ARRIVED,
-        ranks=ranks,
-        summary="as the dumps say",
-        confidence="certain",
-    )
-
-
-def wait(group, op, seq, waiting, awaited):
-    """
-    A stuck collective.
-    """
-    return Wait(
-        group=group,
-        op=op,
-        seq=seq,
-        p2p=False,
-        waiting=waiting,
-        awaited=awaited,
-    )
-
-
-WAITS = [
-    wait("1", "all_reduce", 29, (4,), (5,)),
-    wait("2", "all_gather", 3, (3,), (1,)),
-]
-WAITING = [view(0, Cause.COLLECTIVE_WAIT), view(5, Cause.COLLECTIVE_WAIT)]
-
-
-def test_only_who_waits_for_nobody():
-    """
-    Of those that did not arrive, who waits in what is not recorded is left
-    out, and the call is one that waits for who is left.
-    """
-    views = {v.rank: v for v in [*WAITING, view(1, Cause.LOCK_DEADLOCK)]}
-
-    found = without_waiting(absent(0, 1, 5), views, WAITS)
-
-    assert ((1,), "likely") == (found.ranks, found.confidence)
-    assert (
-        "rank 1 never entered all_gather #3 of group '2' "
-        "(ranks 0,5 wait elsewhere, not on record)" == found.summary
-    )
-    assert ("2", (1, 3)) == (found.group.name, found.group.ranks)
-    assert ("all_gather", 3) == (found.collective.op, found.collective.seq)
-
-
-def test_no_call_waits_for_it():
-    """
-    It may be that no recorded call waits for who is left.
-    """
-    views = {v.rank: v for v in WAITING}
-
-    found = without_waiting(absent(0, 5, 7), views, WAITS)
-
-    assert (7,) == found.ranks
-    assert found.summary.startswith("rank 7 entered no call (ranks 0,5 wait")
-
-
-def test_all_or_none_wait():
-    """
-    Nothing is changed where all of them wait, or none.
-    """
-    views = {v.rank: v for v in WAITING}
-
-    for finding in (absent(0, 5), absent(1, 2)):
-        assert finding == without_waiting(finding, views, WAITS)

@@ -4,15 +4,17 @@ From the dumps of a job to its verdict, for every cause that dumps can show.
 
 from __future__ import annotations
 
-import attrs
+import sys
+
+from collections import Counter
+from functools import partial
+
 import pytest
 
 from distdebug.errors import NoDumpsError
 from distdebug.findings import Cause
 from distdebug.flight_recorder import Sidecar, analyze_dumps
-from distdebug.flight_recorder.analysis.report import select
-from distdebug.flight_recorder.sidecar import SidecarFrame, SidecarGroup
-from distdebug.testing import SimulatedJob, make_dumps
+from distdebug.testing import SimulatedJob
 
 
 def train(world=4, *, steps=3, **options):
@@ -46,8 +48,7 @@ def never_completes(job, *ranks):
     The last call waits for more than ranks: a link is down, say.
     """
     for rank in ranks or job.records:
-        call = job.records[rank][-1].call
-        call.members |= {-1}
+        job.records[rank][-1].call.members |= {-1}
 
 
 def verdict_of(dumps):
@@ -63,13 +64,32 @@ def verdict_of(dumps):
     )
 
 
-def not_arrived():
+def blame(dumps, **chosen):
     """
-    Rank 2 does not enter the tenth call.
+    What is wrong first of all, and whose fault it is.
+    """
+    verdict = analyze_dumps(dumps, **chosen).verdict
+    return verdict.cause, verdict.ranks
+
+
+def tenth(mine=None):
+    """
+    After three steps, rank 2 makes the next call in its own way, or not at
+    all.
     """
     job = train()
     job.collective("all_gather", ranks=without(job, 2))
+    if mine is not None:
+        job.collective(ranks=[2], **{"op": "all_gather", **mine})
+        never_completes(job)
     return job
+
+
+not_arrived, in_flight = tenth, partial(tenth, {})
+other_type = partial(tenth, {"op": "broadcast"})
+other_size = partial(tenth, {"sizes": [[1000]]})
+other_dtype = partial(tenth, {"dtype": "Half"})
+in_launch = partial(tenth, {"in_launch": [2]})
 
 
 def skipped():
@@ -85,7 +105,7 @@ def skipped():
 
 def extra():
     """
-    Rank 2 makes a call that nobody else makes, and goes on one call late.
+    Rank 2 makes a call that no other rank makes, and goes on one call late.
     """
     job = train()
     job.collective("broadcast", ranks=[2])
@@ -94,38 +114,6 @@ def extra():
         job.collective(op, ranks=others)
     for op in ("all_gather", "all_reduce"):
         job.collective(op, ranks=[2])
-    return job
-
-
-def other_type():
-    """
-    Rank 2 calls something else.
-    """
-    job = train()
-    job.collective("all_gather", ranks=without(job, 2))
-    job.collective("broadcast", ranks=[2])
-    return job
-
-
-def other_size():
-    """
-    Rank 2 passes another size.
-    """
-    job = train()
-    job.collective("all_gather", ranks=without(job, 2))
-    job.collective("all_gather", ranks=[2], sizes=[[1000]])
-    never_completes(job)
-    return job
-
-
-def other_dtype():
-    """
-    Rank 2 passes another type.
-    """
-    job = train()
-    job.collective("all_gather", ranks=without(job, 2))
-    job.collective("all_gather", ranks=[2], dtype="Half")
-    never_completes(job)
     return job
 
 
@@ -163,26 +151,6 @@ def straggler():
     for _ in range(40):
         job.collective("all_reduce", late={2: 0.5})
         job.wait(1.0)
-    return job
-
-
-def in_flight():
-    """
-    All entered, and nothing goes on.
-    """
-    job = train()
-    job.collective("all_gather")
-    never_completes(job)
-    return job
-
-
-def in_launch():
-    """
-    Rank 2 recorded the call, but its launch did not return.
-    """
-    job = train()
-    job.collective("all_gather", in_launch=[2])
-    never_completes(job)
     return job
 
 
@@ -251,28 +219,6 @@ class TestCauses:
         assert (Cause.RANK_NOT_ARRIVED, (2,)) == (cause, ranks)
 
     @pytest.mark.parametrize(
-        "options",
-        [
-            {},
-            {"as_json": True},
-            {"compress": True},
-            {"as_json": True, "compress": True},
-        ],
-        ids=["pickle", "json", "pickle.gz", "json.gz"],
-    )
-    def test_files(self, tmp_path, options):
-        """
-        Nor does it matter in which form they are.
-        """
-        make_dumps(tmp_path, not_arrived(), **options)
-
-        expected = (
-            *(Cause.RANK_NOT_ARRIVED, (2,), WORLD),
-            ("all_gather", 10),
-        )
-        assert expected == verdict_of(tmp_path)
-
-    @pytest.mark.parametrize(
         "make", [not_arrived, group_order, p2p_deadlock, in_flight, train]
     )
     def test_only_active(self, dumps_of, make):
@@ -308,10 +254,15 @@ class TestCrash:
         assert "likely" == verdict.confidence
         assert "rank 2 left no dump; 3 ranks wait for it" in verdict.summary
 
-    def test_dump_lost(self, dumps_of):
+    @pytest.mark.parametrize(
+        ("missing", "lost"),
+        [([1, 6], (1,)), ([1, 2], (1,)), ([1, 2, 3, 6], (1, 2, 3))],
+    )
+    def test_dump_lost(self, dumps_of, missing, lost):
         """
-        Of two ranks without a dump, the one that others wait for in all of
-        its groups is to blame.
+        Of several ranks without a dump, the one that others wait for in all
+        of its groups is to blame, and with it its neighbours, if they are
+        three in a row: they are a node.
         """
         job = SimulatedJob(8)
         pairs = [job.new_group([r, r + 1], "tp") for r in range(0, 8, 2)]
@@ -323,13 +274,13 @@ class TestCrash:
         job.collective("all_reduce", pairs[0], ranks=[0])
         job.collective("all_reduce", ranks=range(2, 8))
 
-        verdict = analyze_dumps(dumps_of(job, missing=[1, 6])).verdict
+        verdict = analyze_dumps(dumps_of(job, missing=missing)).verdict
 
-        assert (Cause.RANK_CRASHED, (1,)) == (verdict.cause, verdict.ranks)
+        assert (Cause.RANK_CRASHED, lost) == (verdict.cause, verdict.ranks)
 
     def test_innocent(self, dumps_of):
         """
-        A lost dump is no evidence where somebody is proven to be absent.
+        A lost dump is no evidence where another rank is proven to be absent.
         """
         report = analyze_dumps(dumps_of(not_arrived(), missing=[3]))
 
@@ -338,7 +289,7 @@ class TestCrash:
 
     def test_at_rest(self, dumps_of):
         """
-        If nobody waits, a lost dump is merely mentioned.
+        If no rank waits, a lost dump is merely mentioned.
         """
         report = analyze_dumps(dumps_of(train(), missing=[3]))
 
@@ -350,7 +301,7 @@ class TestDevice:
     def test_not_started(self, dumps_of):
         """
         With timing, a call that some devices started and others did not
-        tells who holds it up.
+        shows who holds it up.
         """
         job = train()
         for ranks, state in ([[0, 1, 3], "started"], [[2], "scheduled"]):
@@ -365,7 +316,7 @@ class TestDevice:
 
     def test_all_in_launch(self, dumps_of):
         """
-        If no launch returned, that tells nothing about any rank.
+        If no launch returned, that says nothing about any rank.
         """
         job = train()
         job.collective("all_gather", in_launch=range(4))
@@ -386,10 +337,7 @@ class TestDevice:
             call.members, call.duration_s = frozenset({0, 1, 3}), 60.0
         job.wait(70)
 
-        verdict = analyze_dumps(dumps_of(job)).verdict
-
-        assert Cause.RANK_NOT_ARRIVED is verdict.cause
-        assert (2,) == verdict.ranks
+        assert (Cause.RANK_NOT_ARRIVED, (2,)) == blame(dumps_of(job))
 
     def test_numbers_of_transfers(self, dumps_of):
         """
@@ -401,9 +349,7 @@ class TestDevice:
             job.recv(1, 0)
         job.collective("all_gather", in_launch=[2], ranks=[0, 1, 2])
 
-        verdict = analyze_dumps(dumps_of(job)).verdict
-
-        assert (Cause.RANK_NOT_ARRIVED, (3,)) == (verdict.cause, verdict.ranks)
+        assert (Cause.RANK_NOT_ARRIVED, (3,)) == blame(dumps_of(job))
 
     def test_batches(self, dumps_of):
         """
@@ -451,22 +397,23 @@ class TestChains:
 
     def test_root(self, report):
         """
-        The rank at the end of the chain is named, and no other.
+        The rank at the end of the chain is named, and no other; who
+        merely waits is a victim.  The text begins with the verdict.
         """
         assert [(Cause.RANK_NOT_ARRIVED, (3,))] == [
             (f.cause, f.ranks) for f in report.findings
         ]
         assert "certain" == report.verdict.confidence
-
-    def test_victims(self, report):
-        """
-        Whoever merely waits is a victim.
-        """
         assert (0, 1, 2) == report.victims
+        assert (
+            "rank 3 never entered all_reduce #2 of group 'tp' (2 ranks wait)"
+            == str(report).splitlines()[0]
+        )
 
     def test_waits(self, report):
         """
-        Every stuck call is told, with who is inside and who is awaited.
+        Every stuck call is told, with who is inside and who is awaited, and
+        how far every group got.
         """
         assert {
             ("tp", (2,), (3,)),
@@ -474,33 +421,15 @@ class TestChains:
             ("dp", (1,), (3,)),
         } == {(w.desc, w.waiting, w.awaited) for w in report.waits}
         assert all(w.since_ns > 1_700_000_000 * 10**9 for w in report.waits)
-
-    def test_progress(self, report):
-        """
-        Every group tells how far it got.
-        """
-        progress = {
-            g.ranks: (g.last_completed, g.furthest, g.waiting, g.absent)
-            for g in report.groups
-        }
-
         assert {
             (0, 1): (2, 2, (), ()),
             (2, 3): (1, 2, (2,), (3,)),
             (0, 2): (1, 2, (0,), (2,)),
             (1, 3): (1, 2, (1,), (3,)),
-        } == progress
-
-    def test_text(self, report):
-        """
-        It prints itself, the verdict first.
-        """
-        first = str(report).splitlines()[0]
-
-        assert (
-            "rank 3 never entered all_reduce #2 of group 'tp' (2 ranks wait)"
-            == first
-        )
+        } == {
+            g.ranks: (g.last_completed, g.furthest, g.waiting, g.absent)
+            for g in report.groups
+        }
 
 
 class TestSelection:
@@ -582,18 +511,6 @@ class TestSelection:
         assert (2,) == analyze_dumps(dumps, ranks=[0]).verdict.ranks
         assert () == analyze_dumps(dumps, groups=["x"]).findings
 
-    def test_without_group(self, dumps):
-        """
-        A finding that shows in no group is chosen by its ranks.
-        """
-        report = analyze_dumps(dumps)
-        bare = attrs.evolve(report.verdict, group=None)
-        report = attrs.evolve(report, findings=(bare,), waits=())
-
-        assert (bare,) == select(report, ranks=[3]).findings
-        assert () == select(report, ranks=[2]).findings
-        assert (bare,) == select(report, groups=["left"]).findings
-
 
 class TestOrder:
     def test_mismatch_first(self, dumps_of):
@@ -635,7 +552,7 @@ class TestOrder:
 
     def test_undecidable(self, dumps_of):
         """
-        If the dump of the only absent rank is outdated, nobody is accused.
+        If the dump of the only absent rank is outdated, no rank is accused.
         """
         job = SimulatedJob(4)
         job.collective("all_reduce")
@@ -722,72 +639,64 @@ def circles(world):
     return job
 
 
+def lost_half(world):
+    """
+    Each rank of one half waits for another one of the other half.
+    """
+    job = SimulatedJob(world)
+    for rank in range(world // 2, world):
+        job.recv(rank, rank - world // 2)
+    return job
+
+
 class TestScaling:
-    @pytest.mark.parametrize("make", [train, cascade, ring, circles])
+    @pytest.mark.parametrize(
+        "make", [train, cascade, ring, circles, lost_half]
+    )
     def test_linear(self, dumps_of, make):
         """
-        Eight times the ranks are about eight times the work.
+        Eight times the ranks are about eight times the work, also if half of
+        them left no dump.
         """
-        work = {}
-        for world in (16, 128):
-            dumps = dumps_of(make(world))
-            work[world] = _count_calls(lambda d=dumps: analyze_dumps(d))
+        small, large = (
+            _count_calls(
+                dumps_of(
+                    make(world),
+                    missing=range(world // 2) if make is lost_half else (),
+                )
+            )
+            for world in (16, 128)
+        )
 
-        assert work[128] / work[16] < 8 * 1.25
+        assert large.total() / small.total() < 8 * 1.25
+        # No set or list is filled or searched again and again.
+        assert {} == {
+            name: (small[name], count)
+            for name, count in large.items()
+            if isinstance(name, tuple) and count > 16 * max(small[name], 64)
+        }
 
 
-def _count_calls(function):
+def _count_calls(dumps):
     """
-    How many functions run?  Unlike time, that is the same on every machine.
+    How often does each function run?  Unlike time, that is the same on every
+    machine.
     """
-    import sys
-
-    calls = 0
+    calls = Counter()
 
     def count(frame, event, argument):
-        nonlocal calls
-        calls += event == "call"
+        if event == "call":
+            calls[frame.f_code.co_qualname] += 1
+        elif event == "c_call":
+            calls[argument.__qualname__, frame.f_code.co_qualname] += 1
 
     previous = sys.getprofile()
     sys.setprofile(count)
     try:
-        function()
+        analyze_dumps(dumps)
     finally:
         sys.setprofile(previous)
     return calls
-
-
-def test_failed_off_record(dumps_of):
-    """
-    Who failed in a receive, which Gloo does not record, did not fail in the
-    call before; and that it is not in the next one is no fault of it.
-    """
-    job = SimulatedJob(6, backend="gloo")
-    pairs = [job.new_group(pair, "dp") for pair in ([0, 2], [3, 4], [1, 5])]
-    for pair in pairs:
-        job.collective("all_reduce", pair)
-    job.collective("all_reduce", pairs[0], ranks=[0])
-    job.collective("all_reduce", pairs[1], ranks=[3])
-    frame = SidecarFrame("recv", "torch/distributed/distributed_c10d.py", 9)
-    failed = Sidecar(
-        *("", 2, 6, "n", 1, 0.0, 0.0, "exception"),
-        error="RuntimeError: [gloo] Connection closed by peer",
-        threads=(("MainThread", (frame,)),),
-    )
-    groups = tuple(
-        SidecarGroup(g.name, g.desc, g.ranks, "gloo") for g in job.groups
-    )
-    calm = failed._replace(error="", threads=())
-    sidecars = {
-        r: (failed if r in {1, 2, 5} else calm)._replace(rank=r, groups=groups)
-        for r in range(6)
-    }
-
-    report = analyze_dumps(dumps_of(job, sidecars=sidecars, missing=[4]))
-
-    assert [(Cause.RANK_CRASHED, (4,)), (Cause.UNKNOWN, (2,))] == [
-        (f.cause, f.ranks) for f in report.findings
-    ]
 
 
 def test_others_left_no_dump(dumps_of):
@@ -844,3 +753,102 @@ def test_other_root(dumps_of):
 
     assert Cause.COLLECTIVE_STUCK_IN_FLIGHT is verdict.cause
     assert "compare src or dst" in verdict.remedy
+
+
+def test_quote(dumps_of):
+    """
+    Evidence quotes the record, its state, and the line.
+    """
+    job = SimulatedJob(2, stack_depth=4)
+    job.collective("all_reduce")
+    job.collective("all_reduce", ranks=[0])
+
+    waits, last = analyze_dumps(dumps_of(job)).verdict.evidence
+
+    assert ("dump", "rank_0", "rank 0, record 1") == (
+        waits.kind,
+        waits.source,
+        waits.location,
+    )
+    assert (
+        "nccl:all_reduce #2 of group 'default_pg' (scheduled) at "
+        "sync_default_pg (train.py:100)" == waits.quote
+    )
+    assert last.quote.startswith("last on record: nccl:all_reduce #1 of group")
+
+
+@pytest.mark.parametrize(
+    ("age_s", "text"),
+    [
+        (0.9, ""),
+        (1.2, " for 1 s"),
+        (119.0, " for 119 s"),
+        (150.0, " for 2 min"),
+        (36000.0, " for 600 min"),
+    ],
+)
+def test_age(dumps_of, age_s, text):
+    """
+    A long wait is given in seconds, a very long one in minutes; a short one is
+    not worth a word.
+    """
+    job = SimulatedJob(2)
+    job.collective("all_reduce", ranks=[0])
+    written = job.records[0][-1].created + age_s
+    sidecar = Sidecar("", 0, 2, "n", 1, 0.0, written, "SIGTERM")
+
+    summary = analyze_dumps(
+        dumps_of(job, sidecars={0: sidecar}, missing=[1])
+    ).verdict.summary
+
+    assert (
+        f"rank 1 left no dump; 1 rank waits{text} for it in all_reduce #1 of "
+        "group 'default_pg'" == summary
+    )
+
+
+def test_evidence_once(dumps_of):
+    """
+    A record that shows a rank waiting is not quoted again as its last one.
+    """
+    job = SimulatedJob(2)
+    a, b = (job.new_group([0, 1], name) for name in "ab")
+    job.collective("all_reduce", a, ranks=[0])
+    job.collective("all_reduce", b, ranks=[1])
+
+    evidence = analyze_dumps(dumps_of(job)).verdict.evidence
+
+    assert ["rank 0, record 0", "rank 1, record 0"] == [
+        e.location for e in evidence
+    ]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_quote_gloo(dumps_of, rank):
+    """
+    On Gloo a call is in flight, or returned; "scheduled" means nothing.
+    """
+    job = SimulatedJob(2, backend="gloo")
+    job.collective("all_reduce")
+    job.collective("all_reduce", ranks=[0])
+
+    evidence = analyze_dumps(dumps_of(job)).verdict.evidence
+
+    assert ["(in flight)", "(returned)"][rank] in evidence[rank].quote
+
+
+def test_several_in_launch(dumps_of):
+    """
+    More ranks are stuck.
+    """
+    job = SimulatedJob(4)
+    job.collective("all_reduce")
+    job.collective("all_reduce", in_launch=[1, 2])
+    job.records[0][-1].call.members |= {-1}
+
+    verdict = analyze_dumps(dumps_of(job)).verdict
+
+    assert Cause.RANK_BLOCKED_IN_LAUNCH is verdict.cause
+    assert verdict.summary.startswith(
+        "ranks 1-2 are stuck inside the launch of all_reduce #2"
+    )

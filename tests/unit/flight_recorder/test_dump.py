@@ -3,45 +3,43 @@ How is a dump of this process written, now?
 """
 
 import json
+import os
 import sys
 import threading
 
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
+import distdebug
+
 from distdebug.errors import NotRecordingError, RecorderError
 from distdebug.flight_recorder import (
-    current_recording,
+    disable_flight_recorder,
     dump_flight_recorder,
-    plan_flight_recorder,
+    enable_flight_recorder,
     read_progress,
+    read_sidecar,
 )
-from distdebug.flight_recorder import dump as dump_module
-from distdebug.flight_recorder.dump import write_dump
-from distdebug.flight_recorder.recording.current import (
-    Recording,
-    begin_recording,
-    end_recording,
-)
-from distdebug.flight_recorder.recording.describe import describe_process
-from distdebug.flight_recorder.recording.symbolizer import without_inductor
-from distdebug.flight_recorder.recording.trace import is_in_flight, read_trace
 
 
 pytestmark = pytest.mark.usefixtures("rank_3")
 
 
-@pytest.fixture
-def recording(tmp_path):
+def described(**options):
     """
-    A recording of this process.
+    What the side-car of a new dump says.
     """
-    settings = plan_flight_recorder(
-        {}, "2.13", dump_dir=tmp_path / "d", token="1-2"
-    )
-    yield begin_recording(Recording(settings))
-    end_recording()
+    path = dump_flight_recorder(**options)
+    return read_sidecar(path.with_name(f"{path.name}.sidecar.json"))
+
+
+def main_thread(sidecar):
+    """
+    The stack of the main thread, innermost line first.
+    """
+    return dict(sidecar.threads)["MainThread"]
 
 
 class TestDump:
@@ -51,7 +49,7 @@ class TestDump:
         """
         path = dump_flight_recorder(reason="why", only_active=True)
 
-        assert "1-2-1_rank_3" == path.name
+        assert f"{recording.settings.token}-1_rank_3" == path.name
         assert path.read_bytes().endswith(b"frames")
         assert [(True, False, True), (True, True, True)] == fake_torch.asked
         sidecar = json.loads(
@@ -77,16 +75,18 @@ class TestDump:
         assert tmp_path / "mine" == path
         assert [] == recording.dumps
 
-    def test_not_enabled(self, fake_torch, tmp_path, monkeypatch):
+    @pytest.mark.process
+    def test_not_enabled(self, tmp_path, run_rank):
         """
-        Nobody needs to have enabled anything: this torch records anyway.
+        Recording need not have been enabled: this torch records anyway.
         """
-        monkeypatch.setenv("DISTDEBUG_DUMP_DIR", str(tmp_path))
+        ended = run_rank(
+            "print(distdebug.dump_flight_recorder().parent)",
+            enable=False,
+            DISTDEBUG_DUMP_DIR=str(tmp_path / "own"),
+        )
 
-        path = dump_flight_recorder()
-
-        assert tmp_path == path.parent
-        end_recording()
+        assert (f"{tmp_path / 'own'}\n", "") == (ended.stdout, ended.stderr)
 
     def test_slow_stacks(self, fake_torch, recording):
         """
@@ -128,10 +128,10 @@ class TestDump:
         Where links cannot be had, there is none.
         """
 
-        def refuse(*_):
+        def refuse(*args, **options):
             raise PermissionError
 
-        monkeypatch.setattr(dump_module, "replace_link", refuse)
+        monkeypatch.setattr(os, "symlink", refuse)
 
         assert dump_flight_recorder().exists()
 
@@ -146,13 +146,13 @@ class TestDump:
         """
         The first two and the last eight are kept, with all that is theirs.
         """
-        recording.settings.dump_dir.mkdir()
         for _ in range(15):
-            write_dump(recording, "call", stacks=False)
+            dump_flight_recorder(stacks=False)
 
-        folder = recording.settings.dump_dir
+        folder, token = recording.settings.dump_dir, recording.settings.token
         numbers = sorted(
-            int(p.name[4:-7]) for p in folder.glob("1-2-*_rank_3")
+            int(p.name.removeprefix(f"{token}-").partition("_")[0])
+            for p in folder.glob(f"{token}-*_rank_3")
         )
         assert [1, 2, *range(8, 16)] == numbers
         assert 10 == len(list(folder.glob("*.sidecar.json")))
@@ -161,40 +161,38 @@ class TestDump:
         """
         A name that is taken is never used again.
         """
-        first = dump_flight_recorder()
-        begin_recording(Recording(recording.settings))
-        second = dump_flight_recorder()
+        folder, token = recording.settings.dump_dir, recording.settings.token
+        (folder / f"{token}-1_rank_3").write_bytes(b"of an earlier process")
 
-        assert first != second
+        path = dump_flight_recorder()
+
+        assert f"{token}-2_rank_3" == path.name
 
 
+@pytest.mark.usefixtures("recording")
 class TestTrace:
-    def test_no_torch(self, monkeypatch):
+    @pytest.mark.parametrize("torch", [None, ModuleType("torch")])
+    def test_no_recorder(self, monkeypatch, torch):
         """
-        torch is not loaded for a dump.
+        torch is not loaded for a dump, and one without a recorder has nothing.
         """
-        monkeypatch.delitem(sys.modules, "torch", raising=False)
+        monkeypatch.setitem(sys.modules, "torch", torch)
+        if torch is None:
+            monkeypatch.delitem(sys.modules, "torch")
 
         with pytest.raises(NotRecordingError, match="no Flight Recorder"):
-            read_trace(stacks=False)
+            dump_flight_recorder()
 
-    def test_no_recorder(self, monkeypatch):
-        """
-        A torch without a recorder has nothing to dump.
-        """
-        monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
-
-        with pytest.raises(NotRecordingError, match="no Flight Recorder"):
-            read_trace(stacks=False)
+        assert torch is sys.modules.get("torch")
 
     def test_nccl(self, fake_torch):
         """
         The recorder that has seen calls is dumped, NCCL's first.
         """
         fake_torch.c10d._dump_nccl_trace = lambda *_: b"nccl record_id"
-        first = read_trace(stacks=False)
+        first = dump_flight_recorder(stacks=False).read_bytes()
         fake_torch.c10d._dump_nccl_trace = lambda *_: b"nccl"
-        second = read_trace(stacks=False)
+        second = dump_flight_recorder(stacks=False).read_bytes()
 
         assert b"nccl record_id" == first
         assert fake_torch.entries == second
@@ -222,36 +220,31 @@ class TestTrace:
 
         if is_off:
             with pytest.raises(NotRecordingError, match="is off"):
-                read_trace(stacks=False)
+                dump_flight_recorder(stacks=False)
         else:
-            assert b"nothing" == read_trace(stacks=False)
-
-    def test_in_flight(self, fake_torch):
-        """
-        A call is in flight if it stays unfinished.
-        """
-        found = [is_in_flight(0)]
-        fake_torch.unfinished = 1
-        found += [is_in_flight(0.02)]
-        fake_torch.c10d._dump_fr_trace_json = None
-        found += [is_in_flight(0)]
-
-        fake_torch.c10d._dump_nccl_trace_json = fake_torch.status
-        found += [is_in_flight(0)]
-
-        assert [False, True, False, True] == found
+            path = dump_flight_recorder(stacks=False)
+            assert b"nothing" == path.read_bytes()
 
 
 class TestProgress:
     def test_counters(self, fake_torch):
         """
-        What a rank has begun and completed is told by group, and moves.
+        What a rank has begun and completed is known by group, and moves;
+        only counters are asked for, never calls, whose number is large.
         """
+        asked = []
+        status = fake_torch.status
+        fake_torch.c10d._dump_fr_trace_json = lambda *args: (
+            asked.append(args),
+            status(*args),
+        )[1]
+
         before = read_progress()
         fake_torch.unfinished = 1
 
         assert (("0", 4, None, 4),) == before
         assert (("0", 5, None, 4),) == read_progress()
+        assert [(False, False)] * 2 == asked
         assert [] == fake_torch.asked
 
     def test_both(self, fake_torch):
@@ -264,21 +257,6 @@ class TestProgress:
         )
 
         assert (("7", 9, 8, 7), ("0", 4, None, 4)) == read_progress()
-
-    def test_no_calls(self, fake_torch):
-        """
-        It asks for counters, and never for calls, whose number is large.
-        """
-        asked = []
-        status = fake_torch.status
-        fake_torch.c10d._dump_fr_trace_json = lambda *args: (
-            asked.append(args),
-            status(*args),
-        )[1]
-
-        read_progress()
-
-        assert [(False, False)] == asked
 
     @pytest.mark.parametrize(
         "text",
@@ -298,7 +276,6 @@ class TestProgress:
         fake_torch.c10d._dump_fr_trace_json = lambda *_: text
 
         assert read_progress() is None
-        assert not is_in_flight(0)
 
     def test_no_torch(self, monkeypatch):
         """
@@ -310,52 +287,64 @@ class TestProgress:
         assert "torch" not in sys.modules
 
 
+@pytest.mark.usefixtures("recording")
 class TestSymbolizer:
-    def test_absent(self):
+    @pytest.fixture
+    def during(self, fake_torch):
+        """
+        Does something while torch names the frames of a dump.
+        """
+
+        def dump(act):
+            fake_torch.c10d._dump_fr_trace = lambda *_: (
+                act(fake_torch),
+                b"record_id",
+            )[1]
+            dump_flight_recorder(stacks=False)
+
+        return dump
+
+    def test_absent(self, fake_torch, during, monkeypatch):
         """
         The thread that dumps sees no compiler; the others do, and afterwards
         nothing has changed.
         """
-        torch = ModuleType("torch")
         real = ModuleType("torch._inductor")
         real.codecache = "real"
+        monkeypatch.setitem(sys.modules, "torch._inductor", real)
         found = []
 
-        with without_inductor(torch):
+        def look(torch):
             found.append(hasattr(torch._inductor, "codecache"))
-            sys.modules["torch._inductor"] = real
-            try:
-                other = threading.Thread(
-                    target=lambda: found.append(torch._inductor.codecache)
-                )
-                other.start()
-                other.join()
-            finally:
-                del sys.modules["torch._inductor"]
+            other = threading.Thread(
+                target=lambda: found.append(torch._inductor.codecache)
+            )
+            other.start()
+            other.join()
+
+        during(look)
 
         assert [False, "real"] == found
-        assert not hasattr(torch, "_inductor")
+        assert not hasattr(fake_torch, "_inductor")
 
-    def test_loaded_meanwhile(self):
+    def test_loaded_meanwhile(self, fake_torch, during):
         """
         A compiler that was loaded meanwhile stays.
         """
-        torch = ModuleType("torch")
+        during(lambda torch: setattr(torch, "_inductor", "real"))
 
-        with without_inductor(torch):
-            torch._inductor = "real"
+        assert "real" == fake_torch._inductor
 
-        assert "real" == torch._inductor
-
-    def test_loaded_before(self):
+    def test_loaded_before(self, fake_torch, during):
         """
         A compiler that is there is asked.
         """
-        torch = ModuleType("torch")
-        torch._inductor = "real"
+        fake_torch._inductor = "real"
+        found = []
 
-        with without_inductor(torch):
-            assert "real" == torch._inductor
+        during(lambda torch: found.append(torch._inductor))
+
+        assert ["real"] == found
 
 
 class Group:
@@ -401,7 +390,7 @@ class TestDescribe:
             sys.modules, "torch.distributed.distributed_c10d", c10d
         )
 
-        sidecar = describe_process(recording, "call")
+        sidecar = described()
 
         assert [
             ("0", "default_pg", (0, 1, 2, 3), "cpu:gloo,cuda:nccl"),
@@ -416,9 +405,10 @@ class TestDescribe:
         """
         A torch that keeps no groups costs the groups.
         """
+        fake_torch.__version__ = None
         del fake_torch.__version__
 
-        sidecar = describe_process(recording, "call")
+        sidecar = described()
 
         assert ((), (), "") == (sidecar.groups, sidecar.mesh, sidecar.torch)
 
@@ -432,7 +422,7 @@ class TestDescribe:
         for thread in threads:
             thread.start()
 
-        sidecar = describe_process(recording, "call")
+        sidecar = described()
         gate.set()
         for thread in threads:
             thread.join()
@@ -449,7 +439,7 @@ class TestDescribe:
         """
 
         def down(n):
-            return down(n - 1) if n else describe_process(recording, "call")
+            return down(n - 1) if n else described()
 
         sidecar = down(300)
 
@@ -457,22 +447,49 @@ class TestDescribe:
 
     def test_no_rank(self, recording, monkeypatch):
         """
-        A process that does not know its rank has no side-car, and one that
-        knew it goes on to know it.
+        A process that knew its rank goes on to know it.
         """
-        before = describe_process(recording, "call").rank
+        before = described().rank
         monkeypatch.delenv("RANK")
-        after = describe_process(recording, "call").rank
-        never = describe_process(Recording(recording.settings), "call")
 
-        assert (3, 3, None) == (before, after, never)
-        assert "unknown" in Recording(recording.settings).next_path().name
+        assert (3, 3) == (before, described().rank)
 
+    def test_never_a_rank(self, recording, monkeypatch, tmp_path):
+        """
+        A process that does not know its rank has a dump and no side-car.
+        """
+        monkeypatch.delenv("RANK")
+        disable_flight_recorder()
+        enable_flight_recorder(dump_dir=tmp_path / "e", extras=False)
 
-def test_forked(recording, monkeypatch):
-    """
-    A forked child has no recording.
-    """
-    recording.pid += 1
+        path = dump_flight_recorder()
 
-    assert current_recording() is None
+        assert path.name.endswith("-1_rank_unknown")
+        assert [] == list(path.parent.glob("*.sidecar.json"))
+
+    def test_own_frames(self, recording):
+        """
+        The innermost line is that of the caller, not one of ours.
+        """
+        path = dump_flight_recorder()
+
+        frames = main_thread(
+            read_sidecar(path.with_name(f"{path.name}.sidecar.json"))
+        )
+        assert ("test_own_frames", __file__) == frames[0][:2]
+
+    def test_other_rooms(self, recording):
+        """
+        A program that comes with us is a program like any other.
+        """
+        program = Path(distdebug.__file__).with_name("demo") / "programs/x.py"
+        scope = {"describe": described}
+        exec(
+            compile("def step():\n  return describe()", program, "exec"), scope
+        )
+
+        frames = main_thread(scope["step"]())
+
+        assert [("described", __file__), ("step", str(program))] == [
+            f[:2] for f in frames[:2]
+        ]

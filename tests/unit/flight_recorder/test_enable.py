@@ -2,10 +2,10 @@
 How is recording switched on, whatever the torch and the launcher?
 """
 
-import errno
 import json
 import logging
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -19,28 +19,15 @@ from distdebug.errors import TooLateError
 from distdebug.flight_recorder import (
     VARIABLES,
     current_recording,
+    disable_flight_recorder,
     enable_flight_recorder,
 )
-from distdebug.flight_recorder import enable as enable_module
-from distdebug.flight_recorder.enable import disable_flight_recorder
-from distdebug.flight_recorder.recording import extras as extras_module
 
 
 NAME = "TORCH_FR_BUFFER_SIZE"
 NAMES = [s.name for v in VARIABLES for s in v.spellings]
 
-pytestmark = pytest.mark.usefixtures("rank_3", "fake_torch")
-
-
-@pytest.fixture(autouse=True)
-def environ(monkeypatch):
-    """
-    An environment that no test changes for others.
-    """
-    for name in [*NAMES, "DISTDEBUG_DUMP_DIR", "TORCHELASTIC_RUN_ID"]:
-        monkeypatch.delenv(name, raising=False)
-    yield
-    disable_flight_recorder()
+pytestmark = pytest.mark.usefixtures("no_settings", "rank_3", "fake_torch")
 
 
 def test_variables(tmp_path):
@@ -149,7 +136,7 @@ def test_too_late(tmp_path, monkeypatch, world, is_late):
 
 def test_no_folder(tmp_path, monkeypatch, caplog):
     """
-    Where dumps cannot go, the log says so, and they go where nobody else is.
+    Where dumps cannot go, the log says so, and they go where no other user is.
     """
     (tmp_path / "f").touch()
     (tmp_path / "tmp").mkdir()
@@ -201,47 +188,62 @@ def test_extras(tmp_path):
     """
     enable_flight_recorder(dump_dir=tmp_path)
     pipes = list(tmp_path.glob("*_request_3.pipe"))
-    (sidecar,) = tmp_path.glob("*.sidecar.json")
+    (path,) = tmp_path.glob("*.sidecar.json")
+    sidecar = json.loads(path.read_text())
     disable_flight_recorder()
 
     assert 1 == len(pipes)
-    assert "start" == json.loads(sidecar.read_text())["reason"]
+    assert ("start", 3, os.getpid()) == (
+        sidecar["reason"],
+        sidecar["rank"],
+        sidecar["pid"],
+    )
     assert [] == list(tmp_path.glob("*.pipe"))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("extras", [False, True])
-def test_forked(tmp_path, extras):
+def test_forked(run_rank, extras):
     """
-    A forked child knows of nothing and may enable its own.
+    A forked child knows of nothing and may enable its own, and its end takes
+    nothing away from its parent.
     """
-    enable_flight_recorder(dump_dir=tmp_path, extras=extras)
-    parent = enable_module._enabled[:]
-    if extras:
-        parent[0].extras._listener.stop()
+    ended = run_rank(
+        f"""
+        from distdebug.flight_recorder import current_recording, request_dumps
+        distdebug.enable_flight_recorder(dump_dir="a", extras={extras})
+        if pid := os.fork():
+            print("parent", os.waitpid(pid, 0)[1])
+            rows = request_dumps("a", ranks=[3], timeout_s=30)
+            print([row.status for row in rows])
+        else:
+            before = current_recording()
+            distdebug.enable_flight_recorder(dump_dir="b", extras={extras})
+            print("child", before, current_recording().settings.dump_dir.name)
+        """,
+        enable=False,
+    )
 
-    enable_module._forget()
-
-    assert current_recording() is None
-    assert not enable_module._enabled
-    enable_module._enabled[:] = parent
-    if extras:
-        parent[0].extras._listener = None
+    status = "dumped" if extras else "absent"
+    assert "" == ended.stderr
+    assert {"child None b", "parent 0", f"['{status}']"} <= set(
+        ended.stdout.splitlines()
+    )
 
 
-def test_no_stacks(tmp_path, monkeypatch, caplog):
+def test_no_stacks(tmp_path, caplog, no_complaints):
     """
     Where stacks cannot be offered that is said, and the rest goes on.
     """
-
-    def refuse():
-        raise OSError(errno.EBUSY, "no signal is left")
-
-    monkeypatch.setattr(extras_module, "offer_stacks", refuse)
+    numbers = range(signal.SIGRTMIN + 12, signal.SIGRTMIN + 20)
+    before = {n: signal.signal(n, lambda *_: None) for n in numbers}
 
     enable_flight_recorder(dump_dir=tmp_path)
     found = current_recording()
     disable_flight_recorder()
 
+    for number, handler in before.items():
+        signal.signal(number, handler or signal.SIG_DFL)
     assert found is not None
     assert "no signal is left" in caplog.text
 
@@ -255,13 +257,14 @@ def test_disable_first():
     assert current_recording() is None
 
 
+@pytest.mark.process
 def test_imports():
     """
     Inside a job nothing but the standard library is loaded.
     """
     code = (
-        "import sys; import distdebug.flight_recorder.enable, "
-        "distdebug.flight_recorder.dump as d; "
+        "import sys; from distdebug import enable_flight_recorder, "
+        "dump_flight_recorder; "
         "print(*{m.partition('.')[0] for m in sys.modules}"
         " - sys.stdlib_module_names)"
     )

@@ -6,20 +6,20 @@ from __future__ import annotations
 
 import pytest
 
+from distdebug.findings import Cause
 from distdebug.flight_recorder import (
     Dumps,
     Sidecar,
+    SidecarFrame,
+    SidecarGroup,
+    analyze_dumps,
     ended_s,
     failed_in_call,
     last_words,
     lost_peer,
     was_interrupted,
 )
-from distdebug.flight_recorder.analysis.endings import (
-    failed_off_record,
-    lost_child,
-)
-from distdebug.flight_recorder.sidecar import SidecarFrame
+from distdebug.testing import SimulatedJob
 
 
 WORKER = "RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly"
@@ -46,7 +46,7 @@ GLOO = "RuntimeError: [gloo/x.cc:8] Connection closed by peer"
 def test_failed_in_call(error, expected):
     """
     Torch's own errors, and what it raises as RuntimeError, come out of calls;
-    the time-out of somebody else's socket does not.
+    the time-out of another socket does not.
     """
     assert expected == failed_in_call(error)
 
@@ -73,29 +73,47 @@ def test_lost_peer(error, expected):
 @pytest.mark.parametrize(
     ("error", "function", "expected"),
     [
-        (GLOO, "recv", True),
-        (GLOO, "monitored_barrier", True),
-        (GLOO, "all_reduce", False),
-        (GLOO, "", False),
-        ("ValueError: bad", "recv", False),
+        (GLOO, "recv", (Cause.UNKNOWN, (2,))),
+        (GLOO, "monitored_barrier", (Cause.UNKNOWN, (2,))),
+        (GLOO, "all_reduce", (Cause.COLLECTIVE_STUCK_IN_FLIGHT, (1, 5))),
+        (GLOO, "", (Cause.COLLECTIVE_STUCK_IN_FLIGHT, (1, 5))),
+        ("ValueError: bad", "recv", (Cause.RANK_NOT_ARRIVED, (2,))),
     ],
 )
-def test_failed_off_record(error, function, expected):
+def test_failed_off_record(dumps_of, error, function, expected):
     """
-    Whether the call that failed is on record follows from where it failed.
+    Who failed in a receive or a barrier, which Gloo does not record, did not
+    fail in the call before, as who failed in that one; and that it is not in
+    the next one is no fault of it.
     """
+    job = SimulatedJob(6, backend="gloo")
+    pairs = [job.new_group(pair, "dp") for pair in ([0, 2], [3, 4], [1, 5])]
+    for pair in pairs:
+        job.collective("all_reduce", pair)
+    job.collective("all_reduce", pairs[0], ranks=[0])
+    job.collective("all_reduce", pairs[1], ranks=[3])
     path = "torch/distributed/distributed_c10d.py"
     stack = (
         *([SidecarFrame(function, path, 2799)] if function else []),
         SidecarFrame("recv", "train.py", 7),
     )
-    sidecar = Sidecar(
-        *("", 0, 2, "n", 1, 0.0, 0.0, "exception"),
-        error=error,
-        threads=(("MainThread", stack),),
+    calm = Sidecar(
+        *("", 2, 6, "n", 1, 0.0, 0.0, "exception"),
+        groups=tuple(
+            SidecarGroup(g.name, g.desc, g.ranks, "gloo") for g in job.groups
+        ),
     )
+    failed = calm._replace(error=error, threads=(("MainThread", stack),))
+    sidecars = {
+        r: (failed if r in {1, 2, 5} else calm)._replace(rank=r)
+        for r in range(6)
+    }
 
-    assert expected == failed_off_record(sidecar)
+    report = analyze_dumps(dumps_of(job, sidecars=sidecars, missing=[4]))
+
+    assert {(Cause.RANK_CRASHED, (4,)), expected} == {
+        (f.cause, f.ranks) for f in report.findings
+    }
 
 
 def test_was_interrupted():
@@ -104,27 +122,6 @@ def test_was_interrupted():
     """
     assert was_interrupted("KeyboardInterrupt: ")
     assert not was_interrupted("ValueError: KeyboardInterrupt")
-
-
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (WORKER, True),
-        (
-            "RuntimeError: DataLoader worker (pid 7) is killed by signal: x",
-            True,
-        ),
-        ("concurrent.futures.process.BrokenProcessPool: A process in", True),
-        ("BrokenProcessPool: A process in the pool was terminated", True),
-        ("RuntimeError: DataLoader timed out after 30 seconds", False),
-        ("ValueError: DataLoader worker (pid 7) exited unexpectedly", False),
-    ],
-)
-def test_lost_child(error, expected):
-    """
-    Data loaders and pools tell when a process of theirs has gone.
-    """
-    assert expected is lost_child(error)
 
 
 def noted(*words):
@@ -150,6 +147,19 @@ def noted(*words):
 
 TOLD = ("SIGTERM", 5.0, "")
 
+# Data loaders and pools say when a process of theirs has gone.
+CHILDREN = [
+    WORKER,
+    "RuntimeError: DataLoader worker (pid 7) is killed by signal: x",
+    "concurrent.futures.process.BrokenProcessPool: A process in",
+    "BrokenProcessPool: A process in the pool was terminated",
+]
+NO_CHILDREN = [
+    "ValueError: x",
+    "RuntimeError: DataLoader timed out after 30 seconds",
+    "ValueError: DataLoader worker (pid 7) exited unexpectedly",
+]
+
 
 @pytest.mark.parametrize(
     ("expected", "words"),
@@ -158,10 +168,13 @@ TOLD = ("SIGTERM", 5.0, "")
         (5.0, [[("request", 1.0, ""), TOLD], [("SIGTERM", 5.2, "")]]),
         (5.0, [[TOLD, ("exception", 5.1, "ValueError: x")], [TOLD]]),
         (5.0, [[TOLD], [("exception", 5.1, "RuntimeError: gloo: reset")]]),
-        # The child was told as well, and was quicker.
-        (5.0, [[TOLD], [("exception", 4.95, WORKER)]]),
+        # The child got the signal as well, and was quicker.
+        *((5.0, [[TOLD], [("exception", 4.95, error)]]) for error in CHILDREN),
         (None, [[TOLD], [("exception", 4.8, WORKER)]]),
-        (None, [[TOLD], [("exception", 4.95, "ValueError: x")]]),
+        *(
+            (None, [[TOLD], [("exception", 4.95, error)]])
+            for error in NO_CHILDREN
+        ),
         (None, [[TOLD], [("request", 1.0, "")]]),
         (None, [[TOLD], [("exit", 4.0, "")]]),
         (None, [[TOLD], []]),

@@ -7,23 +7,18 @@ from __future__ import annotations
 import pytest
 
 from distdebug.findings import Cause
-from distdebug.flight_recorder import Sidecar, analyze_dumps
-from distdebug.flight_recorder.analysis.freshness import (
-    is_unprecedented,
-    waited_ns,
-)
-from distdebug.flight_recorder.analysis.stuck import StuckCall
+from distdebug.flight_recorder import Sidecar, analyze_dumps, silent_s
 from distdebug.testing import SimulatedJob
 
 
-def caught(steps=20):
+def caught(steps=20, pause_s=1):
     """
     A job with a call every second; rank 1 did not enter the last one yet.
     """
     job = SimulatedJob(2)
     for _ in range(steps):
         job.collective("all_reduce")
-        job.wait(1)
+        job.wait(pause_s)
     job.collective("all_reduce", ranks=[0])
     return job
 
@@ -44,87 +39,50 @@ def cause_of(dumps):
 
 
 @pytest.mark.parametrize(
-    ("age_s", "expected"),
+    ("age_s", "job", "options", "is_fresh"),
     [
-        (0.5, Cause.HEALTHY),
-        (5.0, Cause.RANK_NOT_ARRIVED),
+        # A wait that is no longer than usual is none.
+        (0.5, {}, {}, True),
+        (5.0, {}, {}, False),
         # A file that is older than its records: nothing can be said.
-        (-2.0, Cause.RANK_NOT_ARRIVED),
+        (-2.0, {}, {}, False),
+        # Each wait is measured by the clock of its own host.
+        (0.5, {}, {"clock_offsets_s": {0: 3600.0}}, True),
+        # A few calls do not tell what is usual.
+        (0.1, {"steps": 3}, {}, False),
+        # Not even in a slow job is a wait of minutes taken for a usual one.
+        (200.0, {"pause_s": 300}, {}, False),
+        # It is not known when the dump was taken.
+        (None, {}, {}, False),
     ],
+    ids=["usual", "long", "odd", "clocks", "short", "slow", "unknown"],
 )
-def test_age(dumps_of, age_s, expected):
+def test_age(dumps_of, age_s, job, options, is_fresh):
     """
-    A wait that is no longer than usual is none.
+    How long a wait is, by the time of the file, and how long waits are usually
+    in this job, tell whether it is one.
     """
-    job = caught()
+    job = caught(**job)
     entered = job.records[0][-1].created
+    written_s = 0.0 if age_s is None else entered + age_s
 
-    assert expected == cause_of(dumps_of(job, written_s=entered + age_s))
+    found = cause_of(dumps_of(job, written_s=written_s, **options))
+
+    assert found is (Cause.HEALTHY if is_fresh else Cause.RANK_NOT_ARRIVED)
 
 
-def test_clocks(dumps_of):
+@pytest.mark.parametrize(
+    ("age_s", "expected"),
+    [(-1.0, Cause.HEALTHY), (-5.5, Cause.RANK_NOT_ARRIVED)],
+)
+def test_sidecar_first(dumps_of, age_s, expected):
     """
-    Each wait is measured by the clock of its own host.
-    """
-    job = caught()
-    now = job.records[0][-1].created + 0.5
-
-    dumps = dumps_of(job, written_s=now, clock_offsets_s={0: 3600.0})
-
-    assert Cause.HEALTHY is cause_of(dumps)
-
-
-def test_unknown(dumps_of):
-    """
-    If nobody knows when the dump was taken, a wait is a wait.
-    """
-    assert Cause.RANK_NOT_ARRIVED is cause_of(dumps_of(caught()))
-
-
-def test_short_history(dumps_of):
-    """
-    A few calls do not tell what is usual.
-    """
-    job = caught(steps=3)
-    now = job.records[0][-1].created + 0.1
-
-    assert Cause.RANK_NOT_ARRIVED is cause_of(dumps_of(job, written_s=now))
-
-
-def test_long_history(dumps_of):
-    """
-    Not even in a slow job is a wait of minutes taken for a usual one.
-    """
-    job = SimulatedJob(2)
-    for _ in range(20):
-        job.collective("all_reduce")
-        job.wait(300)
-    job.collective("all_reduce", ranks=[0])
-    now = job.records[0][-1].created + 200
-
-    assert Cause.RANK_NOT_ARRIVED is cause_of(dumps_of(job, written_s=now))
-
-
-def test_sidecar_first(dumps_of):
-    """
-    A side-car may be written just before the call that its dump shows.
+    A side-car may be written just before the call that its dump shows; but no
+    dump takes many seconds: then the times make no sense.
     """
     job = caught()
 
-    dumps = dumps_of(job, sidecars=asked(job, -1.0))
-
-    assert Cause.HEALTHY is cause_of(dumps)
-
-
-def test_sidecar_much_too_early(dumps_of):
-    """
-    No dump takes that long: then the times make no sense.
-    """
-    job = caught()
-
-    dumps = dumps_of(job, sidecars=asked(job, -5.5))
-
-    assert Cause.RANK_NOT_ARRIVED is cause_of(dumps)
+    assert expected is cause_of(dumps_of(job, sidecars=asked(job, age_s)))
 
 
 @pytest.mark.parametrize("reason", ["request", "call"])
@@ -211,33 +169,24 @@ class TestEnded:
 
     @pytest.mark.parametrize("shape", SHAPES, ids=str)
     @pytest.mark.parametrize("late", [0, 1, -1])
-    @pytest.mark.parametrize("age_s", [0.0, 0.1, 0.8])
+    @pytest.mark.parametrize("age_s", [0.0, 0.1, 0.8, 1.5, 20.0, 900.0])
     def test_while_moving(self, ended, shape, late, age_s):
         """
-        That the signal found some in a call, and took a while, is no hang.
+        That the signal found some in a call, and took a while, is no hang;
+        but a job that was stuck is reported as such, however it ended.
         """
         late %= shape[0]
 
         verdict = ended(shape, late, age_s).verdict
 
-        assert Cause.HEALTHY is verdict.cause
-        assert f"SIGTERM ended ranks 0-{shape[0] - 1}" in verdict.summary
-
-    @pytest.mark.parametrize("shape", SHAPES, ids=str)
-    @pytest.mark.parametrize("late", [0, 1, -1])
-    @pytest.mark.parametrize("age_s", [1.5, 20.0, 900.0])
-    def test_while_stuck(self, ended, shape, late, age_s):
-        """
-        A job that was stuck is told as such, whoever ended it.
-        """
-        late %= shape[0]
-
-        verdict = ended(shape, late, age_s).verdict
-
-        assert (Cause.RANK_NOT_ARRIVED, (late,)) == (
-            verdict.cause,
-            verdict.ranks,
-        )
+        if age_s < 1:
+            assert Cause.HEALTHY is verdict.cause
+            assert f"SIGTERM ended ranks 0-{shape[0] - 1}" in verdict.summary
+        else:
+            assert (Cause.RANK_NOT_ARRIVED, (late,)) == (
+                verdict.cause,
+                verdict.ranks,
+            )
 
     @pytest.mark.parametrize("after_s", [3.0, 9.0])
     def test_one_after_another(self, ended, after_s):
@@ -252,7 +201,7 @@ class TestEnded:
 
     def test_long_after(self, ended):
         """
-        Who waits long for a rank that was told to end is stuck.
+        Who waits long for a rank that was asked to end is stuck.
         """
         others = {f"of_{r}": {"later_s": 60.0} for r in range(6) if r != 1}
 
@@ -324,93 +273,87 @@ class TestPauses:
         assert Cause.RANK_NOT_ARRIVED is verdict.cause
         assert confidence == verdict.confidence
 
-    @pytest.mark.parametrize(
-        ("age_s", "expected"), [(-2.0, False), (50.0, False), (150.0, True)]
-    )
-    def test_one(self, dumps_of, slow, age_s, expected):
-        """
-        A wait is measured by the longest pause of the rank that waits.
-        """
-        dumps = dumps_of(slow, sidecars=asked(slow, age_s))
-        call = StuckCall(group=0, seq=42, waiting={0: 41})
-
-        assert expected is is_unprecedented([call], dumps)
-
-    def test_longest(self, dumps_of, slow):
-        """
-        One call that is older than anything is enough.
-        """
-        dumps = dumps_of(slow, sidecars=asked(slow, 50.0))
-        calls = [
-            StuckCall(group=0, seq=seq, waiting={0: seq - 1})
-            for seq in (42, 1)
-        ]
-
-        assert is_unprecedented(calls, dumps)
-
     def test_first_call(self, dumps_of):
         """
-        Whoever waits in its first call has never paused before.
+        A rank that waits in its first call has never paused before.
         """
         job = SimulatedJob(2)
         job.collective("all_reduce", ranks=[0])
-        call = StuckCall(group=0, seq=1, waiting={0: 0})
 
-        dumps = dumps_of(job, sidecars=asked(job, 0.1))
+        verdict = analyze_dumps(
+            dumps_of(job, sidecars=asked(job, 1.5))
+        ).verdict
 
-        assert is_unprecedented([call], dumps)
+        assert "certain" == verdict.confidence
 
     def test_unknown(self, dumps_of, slow):
         """
-        The time of a file says nothing about when the dump was taken.
+        The time of a file says nothing about when the dump was taken, nor for
+        how long was waited.
         """
-        dumps = dumps_of(slow, written_s=slow.clock + 1)
-        call = StuckCall(group=0, seq=42, waiting={0: 41})
+        verdict = analyze_dumps(
+            dumps_of(slow, written_s=slow.clock + 50)
+        ).verdict
 
-        assert is_unprecedented([call], dumps)
-        assert waited_ns([call], dumps) is None
+        assert "certain" == verdict.confidence
+        assert verdict.summary.endswith("(1 rank waits)")
 
 
 class TestWaited:
-    def test_oldest(self, dumps_of):
+    @pytest.mark.parametrize(
+        ("known", "text"), [([0, 1], "10 s"), ([1], "7 s")]
+    )
+    def test_oldest(self, dumps_of, known, text):
         """
-        Whoever came first has waited longest, by the clock of its own host.
+        Who came first has waited longest, by the clock of its own host; a
+        rank without a side-car does not count.
         """
         job = SimulatedJob(3)
         job.collective("all_reduce", ranks=[0, 1], late={1: 3.0})
         first, second = (job.records[r][-1].created for r in (0, 1))
+        written = {0: first + 10, 1: second + 3607}
         sidecars = {
-            0: Sidecar("", 0, 3, "n", 1, 0.0, first + 10, "request"),
-            1: Sidecar("", 1, 3, "n", 1, 0.0, second + 3607, "request"),
+            r: Sidecar("", r, 3, "n", 1, 0.0, written[r], "request")
+            for r in known
         }
-        call = StuckCall(group=0, seq=1, waiting={0: 0, 1: 0})
 
-        dumps = dumps_of(job, sidecars=sidecars, clock_offsets_s={1: 3600.0})
+        verdict = analyze_dumps(
+            dumps_of(job, sidecars=sidecars, clock_offsets_s={1: 3600.0})
+        ).verdict
 
-        assert 10.0 == pytest.approx(waited_ns([call], dumps) / 1e9)
+        assert verdict.summary.endswith(f"(2 ranks wait for {text})")
 
-    def test_some_unknown(self, dumps_of):
-        """
-        A rank without a side-car does not count.
-        """
-        job = caught()
-        row = len(job.records[0]) - 1
-        call = StuckCall(group=0, seq=21, waiting={0: row, 1: 0})
 
-        dumps = dumps_of(job, sidecars=asked(job, 7.0))
+@pytest.mark.parametrize(
+    ("age_s", "pause_s", "known", "expected"),
+    [
+        (6.0, 1, [0, 1], 6.0),
+        (4.0, 1, [0, 1], 0.0),
+        # Such silences are normal in this job.
+        (15.0, 10, [0, 1], 0.0),
+        (25.0, 10, [0, 1], 25.0),
+        # It is not known when each dump was taken.
+        (6.0, 1, [0], 0.0),
+    ],
+)
+def test_silent(dumps_of, age_s, pause_s, known, expected):
+    """
+    That no rank recorded anything for longer than ever before is a silence.
+    """
+    job = caught(pause_s=pause_s)
+    written = job.records[0][-1].created + age_s
+    sidecars = {
+        r: Sidecar("", r, 2, "n", 1, 0.0, written, "request") for r in known
+    }
 
-        assert 7.0 == pytest.approx(waited_ns([call], dumps) / 1e9)
+    seconds = silent_s(dumps_of(job, sidecars=sidecars))
 
-    def test_nobody(self, dumps_of):
-        """
-        Where nobody waits there is no time.
-        """
-        assert waited_ns([], dumps_of(caught())) is None
+    assert expected == pytest.approx(seconds, abs=1e-3)
 
 
 def test_thread_that_goes_on(dumps_of):
     """
-    Of two calls that wait for the same rank, that one is told which has waited
+    Of two calls that wait for the same rank, that one is named which waited
     for too long, and not one of a thread that goes on.
     """
     job = SimulatedJob(3)

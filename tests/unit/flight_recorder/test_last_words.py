@@ -3,147 +3,278 @@ What does a rank leave behind when it dies?
 """
 
 import contextlib
-import json
+import faulthandler
+import fcntl
+import itertools
+import logging
 import os
 import signal
+import socket
 import sys
+import threading
+import time
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from distdebug.flight_recorder import plan_flight_recorder, request_dumps
-from distdebug.flight_recorder.recording import complaints, extras, last_words
-from distdebug.flight_recorder.recording.current import (
-    Recording,
-    begin_recording,
-    end_recording,
+from distdebug.flight_recorder import (
+    current_recording,
+    disable_flight_recorder,
+    enable_flight_recorder,
+    request_dumps,
 )
-from distdebug.flight_recorder.recording.extras import Extras
-from distdebug.flight_recorder.recording.last_words import (
-    hook_ends,
-    leave_words,
-    note_end,
-    note_start,
+from distdebug.location import user_location
+
+
+SPARE = signal.SIGSTKFLT if sys.platform == "linux" else 16
+
+on_linux = pytest.mark.skipif(
+    sys.platform != "linux", reason="signals are read from /proc"
 )
 
 
-pytestmark = pytest.mark.usefixtures("rank_3", "fake_torch")
-
-
-@pytest.fixture
-def recording(tmp_path):
+def raised(fail):
     """
-    A recording of this process.
+    The exception that a function raises.
     """
-    settings = plan_flight_recorder(
-        {}, "2.13", dump_dir=tmp_path, token="1700000000-2"
-    )
-    yield begin_recording(Recording(settings))
-    end_recording()
+    with pytest.raises(ValueError) as info:
+        fail()
+    return info.value
 
 
-def sidecars(recording):
+def die(exc, trace=None):
     """
-    The side-cars in a folder.
+    Let this program end by an exception, as far as we notice.
     """
-    return [
-        json.loads(p.read_text())
-        for p in sorted(recording.settings.dump_dir.glob("*.sidecar.json"))
-    ]
+    sys.excepthook(type(exc), exc, trace or exc.__traceback__)
 
 
-class TestWords:
-    def test_dump(self, recording):
+def read_shard():
+    """
+    Fails, as user code does.
+    """
+    msg = "bad shard"
+    raise ValueError(msg)
+
+
+def names_of(sidecar):
+    """
+    The functions in the main thread's stack, innermost first.
+    """
+    return [frame["name"] for frame in sidecar["threads"]["MainThread"]]
+
+
+def of_reason(sidecars, reason):
+    """
+    The side-car of this process that was written for that reason.
+    """
+    found = sidecars(current_recording())
+    (sidecar,) = (s for s in found if s["reason"] == reason)
+    return sidecar
+
+
+def test_no_rank(with_extras, sidecars, monkeypatch, tmp_path):
+    """
+    A process that is no rank leaves nothing.
+    """
+    disable_flight_recorder()
+    monkeypatch.delenv("RANK")
+
+    enable_flight_recorder(dump_dir=tmp_path / "e")
+
+    assert [] == sidecars(current_recording())
+
+
+class TestException:
+    def test_main_thread(self, at_end, sidecars):
         """
-        A dump, its side-car with the error, and the traceback are left.
+        After an uncaught exception there is a dump, and the main thread is
+        where it was raised, not in our hook.
         """
-        leave_words(recording, "SIGTERM", error="E: x", traceback=b"File")
+        die(raised(read_shard))
 
-        (dump,) = recording.dumps
-        (sidecar,) = sidecars(recording)
-        assert ("SIGTERM", "E: x") == (sidecar["reason"], sidecar["error"])
-        text = dump.with_name(f"{dump.name}.traceback.txt")
-        assert b"File" == text.read_bytes()
+        sidecar = of_reason(sidecars, "exception")
+        line = read_shard.__code__.co_firstlineno + 5
+        first = sidecar["threads"]["MainThread"][0]
+        assert [sidecar["dump"]] == [p.name for p in current_recording().dumps]
+        assert "ValueError: bad shard" == sidecar["error"]
+        assert ["read_shard", "raised"] == names_of(sidecar)[:2]
+        assert (__file__, line) == (first["filename"], first["line"])
+        frames = [
+            SimpleNamespace(**f) for f in sidecar["threads"]["MainThread"]
+        ]
+        assert "read_shard" == user_location(frames).function
 
-    def test_no_recorder(self, recording, monkeypatch):
+    def test_deep(self, at_end, sidecars):
+        """
+        Of a recursion without end the innermost lines are kept.
+        """
+
+        def down(n):
+            if not n:
+                read_shard()
+            down(n - 1)
+
+        die(raised(lambda: down(300)))
+
+        names = names_of(of_reason(sidecars, "exception"))
+        assert 100 == len(names)
+        assert ["read_shard", "down"] == names[:2]
+
+    def test_no_line(self, at_end, sidecars):
+        """
+        Code without line numbers raises at line 0, which can be written.
+        """
+
+        def fail():
+            raise ValueError
+
+        fail.__code__ = fail.__code__.replace(co_linetable=b"")
+
+        die(raised(fail))
+
+        frame = of_reason(sidecars, "exception")["threads"]["MainThread"][0]
+        assert ("fail", 0) == (frame["name"], frame["line"])
+
+    def test_without_traceback(self, at_end, sidecars):
+        """
+        An exception without a traceback leaves the stack as it is.
+        """
+        die(ValueError("x"))
+
+        names = names_of(of_reason(sidecars, "exception"))
+        assert ["die", "test_without_traceback"] == names[:2]
+
+    def test_no_recorder(self, at_end, sidecars, monkeypatch):
         """
         A rank that records nothing still says who it was, and where.
         """
         monkeypatch.delitem(sys.modules, "torch")
 
-        leave_words(recording, "SIGTERM")
+        die(raised(read_shard))
 
-        (sidecar,) = sidecars(recording)
+        sidecar = of_reason(sidecars, "exception")
         assert "" == sidecar["dump"]
-        assert "test_no_recorder" in {
-            f["name"] for f in sidecar["threads"]["MainThread"]
-        }
+        assert "read_shard" in names_of(sidecar)
 
-    def test_fails(self, recording, monkeypatch):
+    def test_fails(self, at_end, no_complaints, caplog):
         """
-        If nothing can be written, nothing is raised.
+        If nothing can be written, nothing is raised, and the log says so.
         """
-        monkeypatch.setattr(complaints, "_known", set())
-        recording.settings.dump_dir.rmdir()
+        for path in current_recording().settings.dump_dir.iterdir():
+            path.unlink()
+        current_recording().settings.dump_dir.rmdir()
 
-        leave_words(recording, "SIGTERM")
+        with caplog.at_level(logging.WARNING, "distdebug"):
+            die(ValueError("x"))
 
-        assert [] == recording.dumps
+        assert [] == current_recording().dumps
+        assert "recording goes on without: FileNotFound" in caplog.text
 
-    def test_start(self, recording):
+    def test_complaints(self, at_end, no_complaints, caplog, monkeypatch):
         """
-        From the start a rank can be found.
+        The same error is said once, and not many are.
         """
-        note_start(recording)
+        texts = iter(["a", "a", *map(str, range(100))])
 
-        (sidecar,) = sidecars(recording)
-        assert ("start", 3, os.getpid()) == (
-            sidecar["reason"],
-            sidecar["rank"],
-            sidecar["pid"],
+        def fail():
+            raise OSError(next(texts))
+
+        monkeypatch.setattr(socket, "gethostname", fail)
+
+        with caplog.at_level(logging.WARNING, "distdebug"):
+            for _ in range(50):
+                die(ValueError("x"))
+
+        assert 20 == len(caplog.records)
+        assert 1 == caplog.text.count("OSError: a\n")
+
+    def test_hooks(self, with_extras, monkeypatch, tmp_path):
+        """
+        An exception is noted while we record, and the hook that was there is
+        called as ever.
+        """
+        calls = []
+        disable_flight_recorder()
+        monkeypatch.setattr(
+            sys, "excepthook", lambda *args: calls.append(args)
         )
+        exc = ValueError("x")
+        theirs = sys.excepthook
 
-    def test_no_rank(self, recording, monkeypatch):
+        enable_flight_recorder(dump_dir=tmp_path)
+        recording = current_recording()
+        die(exc)
+        disable_flight_recorder()
+        die(exc)
+
+        assert [(ValueError, exc, None)] * 2 == calls
+        assert theirs is sys.excepthook
+        assert "ValueError: x" == recording.error
+        assert 1 == len(recording.dumps)
+
+    def test_later_hook(self, at_end):
         """
-        A process that is no rank leaves nothing.
+        A hook that came after ours stays.
         """
-        monkeypatch.delenv("RANK")
+        later = sys.excepthook = lambda *_: None
 
-        note_start(recording)
+        disable_flight_recorder()
 
-        assert [] == sidecars(recording)
+        assert later is sys.excepthook
 
 
 class TestEnd:
-    def test_normal(self, recording):
+    def test_normal(self, at_end, sidecars):
         """
-        A normal end is noted, beside torch's own dump if there is one.
+        A normal end is noted, beside torch's own dump if there is one, ends
+        the listening, and where the rank was is of no interest.
         """
+        recording = current_recording()
         recording.torch_path().touch()
 
-        note_end(recording)
+        at_end()
 
         (sidecar,) = sidecars(recording)
-        assert ("exit", "1700000000-2_rank_3") == (
+        assert ("exit", f"{recording.settings.token}_rank_3", {}) == (
             sidecar["reason"],
             sidecar["dump"],
+            sidecar["threads"],
         )
+        assert [] == list(recording.settings.dump_dir.glob("*.pipe"))
+        assert "distdebug listener" not in {
+            thread.name for thread in threading.enumerate()
+        }
 
-    def test_in_flight(self, recording, fake_torch, monkeypatch):
+    @pytest.mark.parametrize("has_error", [False, True])
+    def test_in_flight(self, at_end, fake_torch, monkeypatch, has_error):
         """
         An end in the middle of a call leaves a dump, unless an exception has.
         """
-        monkeypatch.setattr(last_words, "is_in_flight", lambda: True)
+        recording = current_recording()
+        fake_torch.unfinished = 1
+        if has_error:
+            die(ValueError("x"))
+        passing = itertools.count(time.monotonic(), 0.2)
+        monkeypatch.setattr(time, "monotonic", lambda: next(passing))
 
-        note_end(recording)
-        recording.error = "E: x"
-        note_end(recording)
+        at_end()
 
         assert 1 == len(recording.dumps)
-        assert {"exit-after-error", "exit"} == {
-            s["reason"] for s in sidecars(recording)
-        }
+
+    @pytest.mark.parametrize("status", ['{"pg_status": {"0": 5}}', "{}"])
+    def test_unknown_flight(self, at_end, fake_torch, status):
+        """
+        Where torch does not say what is in flight there is no dump.
+        """
+        recording = current_recording()
+        fake_torch.c10d._dump_fr_trace_json = lambda *_: status
+
+        at_end()
+
+        assert [] == recording.dumps
 
     @pytest.mark.parametrize(
         ("code", "context", "expected"),
@@ -154,22 +285,39 @@ class TestEnd:
             (1, None, "Exception: exit status 1"),
         ],
     )
-    def test_child(self, recording, code, context, expected):
+    def test_child(self, at_end, code, context, expected):
         """
         A child that ends while it handles an exception notes that one.
         """
+        recording = current_recording()
         end = SystemExit(code)
         end.__context__ = context
 
         try:
             raise end
         except SystemExit:
-            note_end(recording)
+            at_end()
 
         assert expected == recording.error
         assert bool(expected) == bool(recording.dumps)
 
-    def test_broken_exception(self, recording):
+    def test_line_of_child(self, at_end, sidecars):
+        """
+        So it does with the line that raised it, and the last side-car, which
+        counts, says so as well.
+        """
+        recording = current_recording()
+
+        try:
+            read_shard()
+        except ValueError:
+            at_end()
+
+        found = {s["reason"]: s for s in sidecars(recording)}
+        assert {"exit-after-error", "exit"} == found.keys()
+        assert ["read_shard"] * 2 == [names_of(s)[0] for s in found.values()]
+
+    def test_broken_exception(self, at_end):
         """
         An exception that cannot be shown is named.
         """
@@ -178,49 +326,16 @@ class TestEnd:
             def __str__(self):
                 raise ValueError
 
+        recording = current_recording()
         with contextlib.suppress(BrokenError):
             try:
                 raise BrokenError
             finally:
-                note_end(recording)
+                at_end()
 
         assert "BrokenError:" == recording.error
 
-
-class TestHooks:
-    def test_exception(self, recording, monkeypatch):
-        """
-        An exception is noted, and the hook that was there is called.
-        """
-        calls = []
-        monkeypatch.setattr(
-            sys, "excepthook", lambda *args: calls.append(args)
-        )
-        exc = ValueError("x")
-
-        remove = hook_ends(lambda: None)
-        sys.excepthook(ValueError, exc, None)
-        end_recording()
-        sys.excepthook(ValueError, exc, None)
-        remove()
-        sys.excepthook(ValueError, exc, None)
-
-        assert [(ValueError, exc, None)] * 3 == calls
-        assert "ValueError: x" == recording.error
-        assert 1 == len(recording.dumps)
-
-    def test_later_hook(self, monkeypatch):
-        """
-        A hook that came after ours stays.
-        """
-        monkeypatch.setattr(sys, "excepthook", sys.excepthook)
-        remove = hook_ends(lambda: None)
-        later = sys.excepthook = lambda *_: None
-        remove()
-
-        assert later is sys.excepthook
-
-    def test_child(self, monkeypatch):
+    def test_multiprocessing(self, with_extras, monkeypatch, tmp_path):
         """
         In a child of multiprocessing its own list is used as well.
         """
@@ -228,236 +343,309 @@ class TestHooks:
 
         class Finalize:
             def __init__(self, _, call, exitpriority):
-                calls.append((call, exitpriority))
+                calls.append((callable(call), exitpriority))
 
             def cancel(self):
                 calls.append("cancel")
 
-        monkeypatch.setitem(
-            sys.modules,
-            "multiprocessing",
-            SimpleNamespace(parent_process=lambda: "parent"),
-        )
-        monkeypatch.setitem(
-            sys.modules,
-            "multiprocessing.util",
-            SimpleNamespace(Finalize=Finalize),
-        )
+        disable_flight_recorder()
+        for name, module in {
+            "multiprocessing": {"parent_process": lambda: "parent"},
+            "multiprocessing.util": {"Finalize": Finalize},
+        }.items():
+            monkeypatch.setitem(sys.modules, name, SimpleNamespace(**module))
 
-        def on_end():
-            pass
+        enable_flight_recorder(dump_dir=tmp_path)
+        disable_flight_recorder()
 
-        hook_ends(on_end)()
-
-        assert [(on_end, 0), "cancel"] == calls
+        assert [(True, 0), "cancel"] == calls
 
 
-class FakeSignals:
+@on_linux
+@pytest.mark.usefixtures("no_watchdogs", "no_settings", "rank_3", "fake_torch")
+class TestCaught:
     """
-    Signals that are caught without touching those of this process.
+    Signals of this process while it records.
     """
 
-    def __init__(self):
-        self.reader, self.writer = os.pipe()
-        self.calls = []
-        self.words = b"words"
-        self.is_final = True
-        self.number = signal.SIGABRT
+    @pytest.fixture(autouse=True)
+    def default(self):
+        """
+        What the program itself does about SIGTERM is put back.
+        """
+        before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        yield
+        disable_flight_recorder()
+        signal.signal(signal.SIGTERM, before)
+        signal.signal(SPARE, signal.SIG_DFL)
 
-    def catch_sigterm(self):
+    @pytest.fixture
+    def states(self, tmp_path, signal_state):
         """
-        Pretend to catch SIGTERM.
+        What is done about SIGTERM, SIGABRT, and the signal that limits the
+        time of SIGABRT, while recording is enabled and afterwards.
         """
-        return
 
-    def catch_sigabrt(self):
-        """
-        Pretend to catch SIGABRT.
-        """
-        return self
+        def both(between=lambda: None):
+            numbers = (signal.SIGTERM, signal.SIGABRT, SPARE)
+            enable_flight_recorder(dump_dir=tmp_path)
+            during = [signal_state(n) for n in numbers]
+            between()
+            disable_flight_recorder()
+            return during, [signal_state(n) for n in numbers]
 
-    def limit_abort(self, caught):
-        """
-        Note that the limit was set.
-        """
-        self.calls.append("limit")
-
-    def read_words(self, caught):
-        """
-        Give the words of a signal.
-        """
-        os.read(self.reader, 100)
-        return self.words
-
-    def die_of(self, caught):
-        """
-        Note what this process should have died of.
-        """
-        self.calls.append("die")
-        os.write(self.done_writer, b"x")
-
-    def release(self, caught, *, in_child):
-        """
-        Note what was put back.
-        """
-        self.calls.append(("release", in_child))
-
-    def close(self, caught):
-        """
-        Note what was closed.
-        """
-        self.calls.append("close")
-
-
-@pytest.fixture
-def signals(monkeypatch):
-    """
-    Signals that nobody sends.
-    """
-    fake = FakeSignals()
-    fake.done, fake.done_writer = os.pipe()
-    monkeypatch.setattr(extras, "crash_signals", fake)
-    yield fake
-    for fd in (fake.reader, fake.writer, fake.done, fake.done_writer):
-        os.close(fd)
-
-
-class TestExtras:
-    def test_request(self, recording, signals):
-        """
-        A request is answered, and the pipe is gone in the end.
-        """
-        extra = Extras(recording)
-        extra.start()
-        (row,) = request_dumps(recording.settings.dump_dir)
-        extra.stop()
-
-        assert (3, "dumped") == (row.rank, row.status)
-        assert [] == list(recording.settings.dump_dir.glob("*.pipe"))
-        assert ["limit", ("release", False), "close"] == signals.calls
-
-    def test_signal(self, recording, signals, capfd):
-        """
-        On a signal there is a dump, the words go on to stderr, and the
-        process ends.
-        """
-        extra = Extras(recording)
-        extra.start()
-        os.write(signals.writer, b"x")
-        os.read(signals.done, 1)
-        pipes = list(recording.settings.dump_dir.glob("*.pipe"))
-        extra.stop()
-
-        assert [] == pipes
-        assert 1 == len(recording.dumps)
-        assert "words" == capfd.readouterr().err
-        assert "die" in signals.calls
+        return both
 
     @pytest.mark.parametrize(
-        ("words", "is_final", "dumps"), [(b"", True, 0), (b"words", False, 1)]
+        ("prepare", "during", "after"),
+        [
+            (lambda: None, ["caught"] * 3, ["default"] * 3),
+            # What is ignored stays ignored.
+            (
+                lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN),
+                ["ignored", "caught", "caught"],
+                ["ignored", "default", "default"],
+            ),
+            # Nothing is caught that could not be ended in time.
+            (
+                lambda: signal.signal(signal.SIGALRM, lambda *_: None),
+                ["default"] * 3,
+                ["default"] * 3,
+            ),
+            # A faulthandler that the program has enabled is left alone.
+            (
+                lambda: faulthandler.enable(file=sys.__stderr__),
+                ["caught", "caught", "default"],
+                ["default", "caught", "default"],
+            ),
+        ],
+        ids=["free", "ignored", "alarm", "faulthandler"],
     )
-    def test_life_goes_on(self, recording, signals, words, is_final, dumps):
+    def test_states(self, states, prepare, during, after):
         """
-        A signal of another process is nothing; one that somebody else handles
-        is not sent again.
+        Signals that have no other use are caught, and no trace of that is
+        left afterwards.
         """
-        signals.words, signals.is_final = words, is_final
-        signals.number = signal.SIGTERM
-        extra = Extras(recording)
-        extra.start()
-        os.write(signals.writer, b"x")
-        request_dumps(recording.settings.dump_dir)  # comes after it
-        extra.stop()
+        prepare()
+        was_enabled = faulthandler.is_enabled()
 
-        assert dumps + 1 == len(recording.dumps)
-        assert "die" not in signals.calls
+        assert (during, after) == states()
+        assert was_enabled == faulthandler.is_enabled()
 
-    def test_child(self, recording, signals):
+    def test_faulthandler_after(self, states):
         """
-        A forked child forgets all, and leaves the pipe to its parent.
+        So is one that came after ours.
         """
-        extra = Extras(recording)
-        extra.start()
-        extra._listener.stop()
-        extra.forget()
-        pipes = list(recording.settings.dump_dir.glob("*.pipe"))
+        states(lambda: faulthandler.enable(file=sys.__stderr__))
 
-        assert 1 == len(pipes)
-        assert ("release", True) in signals.calls
+        assert faulthandler.is_enabled()
+        faulthandler.disable()
+        signal.signal(signal.SIGABRT, signal.SIG_DFL)
 
-    def test_end(self, recording, signals):
+    def test_handler_after(self, states):
         """
-        The end of the program is noted, and ends the listening.
+        A handler of SIGTERM that came after ours stays when ours goes.
         """
-        extra = Extras(recording)
-        extra.start()
-        extra._on_end()
+        calls = []
 
-        assert ["exit"] == [s["reason"] for s in sidecars(recording)]
-        assert "close" in signals.calls
+        states(
+            lambda: signal.signal(
+                signal.SIGTERM, lambda *_: calls.append("later")
+            )
+        )
+        os.kill(os.getpid(), signal.SIGTERM)
 
-    def test_nothing_works(self, recording, signals, monkeypatch):
+        assert ["later"] == calls
+
+    def test_no_limit(self, states, monkeypatch, no_complaints):
         """
-        Without pipes, signals, or threads, the rest goes on.
+        Where SIGABRT cannot be limited it is not caught.
+        """
+        call = fcntl.fcntl
+
+        def refuse(fd, command, *value):
+            if command == 15:  # F_SETOWN_EX
+                raise OSError
+            return call(fd, command, *value)
+
+        monkeypatch.setattr(fcntl, "fcntl", refuse)
+
+        during, after = states()
+
+        assert ("default", "default") == (during[1], after[1])
+
+    def test_no_proc(self, tmp_path, monkeypatch, no_complaints):
+        """
+        Where signals cannot be caught, requests are still answered.
+        """
+        read = Path.read_text
+
+        def refuse(path, *args, **options):
+            if path.parts[:2] == ("/", "proc"):
+                raise FileNotFoundError
+            return read(path, *args, **options)
+
+        monkeypatch.setattr(Path, "read_text", refuse)
+
+        enable_flight_recorder(dump_dir=tmp_path)
+
+        assert ["dumped"] == [r.status for r in request_dumps(tmp_path)]
+
+    def test_nothing_works(
+        self, states, tmp_path, monkeypatch, no_complaints, sidecars
+    ):
+        """
+        Without pipes and threads nothing would react to a signal, so none is
+        caught; the rest goes on.
         """
 
         def refuse(*_):
             raise OSError
 
-        monkeypatch.setattr(extras, "open_request_pipe", refuse)
-        monkeypatch.setattr(extras.Listener, "start", refuse)
-        extra = Extras(recording)
-        extra.start()
-        extra.stop()
+        def start(_):
+            raise RuntimeError
 
-        assert ("release", False) in signals.calls
-        assert 1 == len(sidecars(recording))
+        found = []
+        monkeypatch.setattr(os, "mkfifo", refuse)
+        monkeypatch.setattr(threading.Thread, "start", start)
 
-    def test_no_limit(self, recording, signals, monkeypatch):
-        """
-        Where a signal cannot be limited it is not caught.
-        """
-
-        def refuse(_):
-            raise OSError
-
-        monkeypatch.setattr(signals, "limit_abort", refuse)
-        monkeypatch.setattr(
-            signals,
-            "release",
-            lambda *_, **kw: signals.calls.append(("release", kw)),
+        during, after = states(
+            lambda: found.extend(sidecars(current_recording()))
         )
-        extra = Extras(recording)
-        extra.start()
-        calls = signals.calls[:]
-        extra.stop()
 
-        assert [("release", {})] == calls
+        assert (["default"] * 3, ["default"] * 3) == (during, after)
+        assert ["start"] == [s["reason"] for s in found]
 
-    def test_no_signals(self, recording, signals, monkeypatch):
+    def test_own_handler(self, tmp_path, sidecars):
         """
-        Where signals cannot be caught, requests are still answered.
+        Where the program handles SIGTERM itself it is called, a dump with the
+        stacks is left, and life goes on.
         """
-        monkeypatch.setattr(signals, "catch_sigterm", None)
-        monkeypatch.setattr(extras, "open_request_pipe", lambda _: None)
-        extra = Extras(recording)
-        extra.start()
-        extra.forget()
+        calls = []
+        signal.signal(signal.SIGTERM, lambda *args: calls.append(args[0]))
+        enable_flight_recorder(dump_dir=tmp_path)
 
-        assert [] == [c for c in signals.calls if c == "close"]
+        os.kill(os.getpid(), signal.SIGTERM)
+        (row,) = request_dumps(tmp_path, timeout_s=30)  # comes after it
 
-    def test_busy(self, recording, signals, monkeypatch):
+        sidecar = of_reason(sidecars, "SIGTERM")
+        words = (tmp_path / f"{sidecar['dump']}.traceback.txt").read_text()
+        assert "dumped" == row.status
+        assert "in test_own_handler" in words
+        assert [signal.SIGTERM] == calls
+
+    def test_full_pipe(self, tmp_path, fake_torch):
         """
-        While the listener is busy its pipes stay open.
+        A handler never waits for a pipe that is full.
         """
-        extra = Extras(recording)
-        extra.start()
-        listener = extra._listener
-        with monkeypatch.context() as patch:
-            patch.setattr(listener, "stop", lambda: False)
-            extra.stop()
-        calls = signals.calls[:]
-        listener.stop()
-        extra._close_pipes()
+        calls = []
+        gate, busy = threading.Event(), threading.Event()
+        signal.signal(signal.SIGTERM, lambda *args: calls.append(args[0]))
+        enable_flight_recorder(dump_dir=tmp_path)
 
-        assert "close" not in calls
+        def wait(*_):
+            busy.set()
+            gate.wait(30)
+            return b"record_id"
+
+        fake_torch.c10d._dump_fr_trace = wait
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert busy.wait(30)
+
+        for _ in range(500):
+            os.kill(os.getpid(), signal.SIGTERM)
+        gate.set()
+
+        assert 501 == len(calls)
+
+    def test_words_of_another(self, tmp_path, sidecars):
+        """
+        Words that a forked child wrote on its SIGABRT are not taken for ours,
+        and the alarm that the kernel made us set is cleared.
+        """
+        before = {fd.name for fd in Path("/proc/self/fd").iterdir()}
+        enable_flight_recorder(dump_dir=tmp_path)
+        pipes = {}
+        for fd in Path("/proc/self/fd").iterdir():
+            if fd.name not in before and fd.is_symlink():
+                pipes.setdefault(str(fd.readlink()), []).append(int(fd.name))
+        (writer,) = (
+            fds[1]
+            for fds in map(sorted, pipes.values())
+            if fcntl.fcntl(fds[0], fcntl.F_GETFL) & os.O_ASYNC
+        )
+
+        os.write(writer, b"words of another")
+        (row,) = request_dumps(tmp_path, timeout_s=30)  # comes after it
+
+        assert "dumped" == row.status
+        assert {"start", "request"} == {
+            s["reason"] for s in sidecars(current_recording())
+        }
+        assert (0.0, 0.0) == signal.getitimer(signal.ITIMER_REAL)
+
+
+@pytest.mark.process
+@on_linux
+class TestKilled:
+    """
+    Programs that are killed.
+    """
+
+    @pytest.mark.parametrize("name", ["SIGTERM", "SIGABRT"])
+    def test_dies_of_it(self, run_rank, tmp_path, name):
+        """
+        On a signal there is a dump with a side-car and the stacks, and the
+        process ends as it would have; the pipe is gone.
+        """
+        number = signal.Signals[name]
+
+        ended = run_rank(
+            "print('ready', flush=True); time.sleep(60)", send=number
+        )
+
+        assert -number == ended.returncode
+        (dump,) = tmp_path.glob("d/*-1_rank_3")
+        (words,) = tmp_path.glob("d/*.traceback.txt")
+        assert b"record_id gloo:all_reduce" == dump.read_bytes()
+        assert f'"reason": "{name}"' in (
+            dump.with_name(f"{dump.name}.sidecar.json").read_text()
+        )
+        assert f"{dump.name}.traceback.txt" == words.name
+        assert 'File "<string>", line' in words.read_text()
+        assert [] == list(tmp_path.glob("d/*.pipe"))
+        # As faulthandler would, which we keep from saying it.
+        expected = words.read_text() if name == "SIGABRT" else ""
+        assert expected == ended.stderr
+
+    def test_child(self, run_rank, tmp_path):
+        """
+        A child that is killed just after the fork ends, and its parent, to
+        which its words go, lives on and still listens to signals.
+        """
+        ended = run_rank(
+            """
+            from distdebug.flight_recorder import request_dumps
+            # What is registered first comes first: before we can put back.
+            os.register_at_fork(
+                after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM)
+            )
+            distdebug.enable_flight_recorder(dump_dir="d")
+            if pid := os.fork():
+                print(-os.waitpid(pid, 0)[1], flush=True)
+                (row,) = request_dumps("d", timeout_s=30)  # comes after it
+                print(row.status, flush=True)
+                print("ready", flush=True)
+            time.sleep(60)
+            """,
+            enable=False,
+            send=signal.SIGABRT,
+        )
+
+        reasons = {
+            path.read_text().split('"reason": "')[1].partition('"')[0]
+            for path in tmp_path.glob("d/*.sidecar.json")
+        }
+        assert f"{-signal.SIGTERM}\ndumped\n" == ended.stdout
+        assert -signal.SIGABRT == ended.returncode
+        assert {"start", "request", "SIGABRT"} == reasons

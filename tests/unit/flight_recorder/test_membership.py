@@ -7,9 +7,13 @@ from __future__ import annotations
 import attrs
 import pytest
 
-from distdebug.flight_recorder import Sidecar, find_groups, group_status
-from distdebug.flight_recorder.columns import GroupStatus
-from distdebug.flight_recorder.sidecar import SidecarGroup
+from distdebug.flight_recorder import (
+    GroupStatus,
+    Sidecar,
+    SidecarGroup,
+    find_groups,
+    group_status,
+)
 from distdebug.testing import SimulatedJob
 
 
@@ -36,12 +40,17 @@ def mesh(backend, world=4, used=range(4)):
 class TestRecorded:
     def test_configs(self, dumps_of):
         """
-        NCCL's dumps say who is in a group, in which order.
+        NCCL's dumps say who is in a group, in which order; a reference sorts
+        the ranks.
         """
         job = SimulatedJob(3)
         job.collective("all_reduce", job.new_group([2, 0], "pp"))
+        dumps = dumps_of(job)
 
-        assert {("pp", (2, 0), True)} == members_of(dumps_of(job))
+        (group,) = find_groups(dumps).groups
+
+        assert {("pp", (2, 0), True)} == members_of(dumps)
+        assert (0, 2) == group.ref.ranks
 
     def test_damaged(self, dumps_of):
         """
@@ -110,64 +119,38 @@ class TestRecorded:
 
         assert {("default_pg", (0, 1, 2), True)} == found
 
-    def test_order(self, dumps_of):
-        """
-        A reference sorts the ranks; the group keeps its order.
-        """
-        job = SimulatedJob(3)
-        job.collective("all_reduce", job.new_group([2, 0], "pp"))
-
-        (group,) = find_groups(dumps_of(job)).groups
-
-        assert (0, 2) == group.ref.ranks
-
 
 class TestGuessed:
     def test_users(self, dumps_of):
         """
-        On Gloo, whoever used a group is in it.
+        On Gloo, each rank that used a group is in it, and all ranks are in the
+        default group, used or not.
         """
         job = SimulatedJob(4, backend="gloo")
-        job.collective("all_reduce")
+        job.collective("all_reduce", ranks=[0, 1])
         job.collective("all_reduce", job.new_group([1, 3], "x"))
+        job.collective("all_reduce", job.new_group([2], "y"))
 
         assert {
             ("default_pg", (0, 1, 2, 3), False),
             ("x", (1, 3), False),
+            ("y", (2,), False),
         } == members_of(dumps_of(job))
 
-    def test_world(self, dumps_of):
+    @pytest.mark.parametrize("missing", [[], [3]])
+    def test_mesh(self, dumps_of, missing):
         """
-        All ranks are in the default group, used or not.
-        """
-        job = SimulatedJob(4, backend="gloo")
-        job.collective("all_reduce", ranks=[0, 1])
-
-        assert {("default_pg", (0, 1, 2, 3), False)} == members_of(
-            dumps_of(job)
-        )
-
-    def test_mesh(self, dumps_of):
-        """
-        Who is left over is in the mesh group that is too small.
+        Who is left over is in the mesh group that is too small, which also
+        shows the size of the world.
         """
         job = mesh("gloo", used=[0, 1, 2])
+        dumps = dumps_of(job, missing=missing)
 
         assert {
             ("mesh_tp", (0, 1), False),
             ("mesh_tp", (2, 3), False),
-        } == members_of(dumps_of(job))
-
-    def test_mesh_lost(self, dumps_of):
-        """
-        That also tells the size of the world.
-        """
-        job = mesh("gloo", used=[0, 1, 2])
-
-        membership = find_groups(dumps_of(job, missing=[3]))
-
-        assert 4 == membership.world_size
-        assert {(0, 1), (2, 3)} == {g.order for g in membership.groups}
+        } == members_of(dumps)
+        assert 4 == find_groups(dumps).world_size
 
     @pytest.mark.parametrize(
         ("world", "used", "expected"),
@@ -188,70 +171,48 @@ class TestGuessed:
 
         assert expected == {g.order for g in find_groups(dumps).groups}
 
-    def test_gathered(self, dumps_of):
+    @pytest.mark.parametrize(
+        ("sizes", "outputs", "size"),
+        [
+            ([[3]], [[4, 3]], 4),
+            # What does not divide says nothing.
+            ([[3]], [[10]], 3),
+            ([[0]], [[0]], 3),
+            ([[3], [3]], [[12], [12]], 3),
+            ([], [], 3),
+        ],
+        ids=range(5),
+    )
+    def test_gathered(self, dumps_of, sizes, outputs, size):
         """
-        The output of an all-gather tells the size of the world.
+        The output of an all-gather shows the size of the world.
         """
         job = SimulatedJob(4, backend="gloo")
-        job.collective("all_gather", sizes=[[3]], output_sizes=[[4, 3]])
+        job.collective("all_gather", sizes=sizes, output_sizes=outputs)
 
         membership = find_groups(dumps_of(job, missing=[3]))
 
-        assert 4 == membership.world_size
-
-    @pytest.mark.parametrize(
-        ("sizes", "outputs"),
-        [
-            ([[3]], [[10]]),
-            ([[0]], [[0]]),
-            ([[3], [3]], [[12], [12]]),
-            ([], []),
-        ],
-    )
-    def test_gathered_nonsense(self, dumps_of, sizes, outputs):
-        """
-        One that does not divide does not.
-        """
-        job = SimulatedJob(3, backend="gloo")
-        job.collective("all_gather", sizes=sizes, output_sizes=outputs)
-
-        assert 3 == find_groups(dumps_of(job)).world_size
+        assert size == membership.world_size
 
 
 class TestStatus:
-    def test_by_records(self, dumps_of):
+    @pytest.mark.parametrize("only_active", [False, True])
+    def test_counters(self, dumps_of, only_active):
         """
-        Records tie the counters to groups.
-        """
-        job = SimulatedJob(2)
-        pair = job.new_group([0, 1], "tp")
-        job.collective("all_reduce")
-        job.collective("all_reduce", pair)
-        job.collective("all_reduce", pair)
-        dumps = dumps_of(job)
-
-        membership = find_groups(dumps)
-        status = group_status(dumps[1], membership)
-
-        assert {"default_pg": 1, "tp": 2} == {
-            membership.groups[i].desc: s.completed for i, s in status.items()
-        }
-
-    def test_by_order(self, dumps_of):
-        """
-        Without records, numbers and names are paired by their order.
+        Records tie the counters to groups; without any, numbers and names are
+        paired by their order.
         """
         job = SimulatedJob(2)
         pair = job.new_group([0, 1], "tp")
         job.collective("all_reduce")
         job.collective("all_reduce", pair)
         job.collective("all_reduce", pair)
-        dumps = dumps_of(job, only_active=True)
+        dumps = dumps_of(job, only_active=only_active)
 
         membership = find_groups(dumps)
         status = group_status(dumps[1], membership)
 
-        assert 0 == len(dumps[1].entries)
+        assert only_active == (not len(dumps[1].entries))
         assert {"default_pg": 1, "tp": 2} == {
             membership.groups[i].desc: s.completed for i, s in status.items()
         }

@@ -9,17 +9,7 @@ import numpy as np
 import pytest
 
 from distdebug.findings import Cause
-from distdebug.flight_recorder import Frame, Stream, analyze_dumps
-from distdebug.flight_recorder.analysis.call import describe_call
-from distdebug.flight_recorder.analysis.operations import parse_operation
-from distdebug.flight_recorder.analysis.shift import (
-    find_shift,
-    order_in_program,
-    order_in_round,
-    skipped_by_habit,
-    times_called_before,
-)
-from distdebug.flight_recorder.columns import Shape
+from distdebug.flight_recorder import Signatures, analyze_dumps
 from distdebug.testing import SimulatedJob
 
 
@@ -28,18 +18,25 @@ LATER = [("sync", "train.py", 120), ("main", "train.py", 9)]
 EVAL = [("evaluate", "eval.py", 3), ("main", "train.py", 12)]
 
 
-def stream(calls):
+def main(line):
     """
-    A stream that makes these calls, each named by a letter, from #1 on.
+    A stack of one line.
     """
-    n = len(calls)
-    return Stream(
-        seq=np.arange(1, n + 1),
-        signature=np.array([ord(c) for c in calls], np.int64),
-        done=np.zeros(n, bool),
-        synchronizes=np.ones(n, bool),
-        row=np.arange(n),
-    )
+    return [("main", "train.py", line)]
+
+
+def verdict_of(dumps_of, job, **options):
+    """
+    What is found first.
+    """
+    return analyze_dumps(dumps_of(job, **options)).verdict
+
+
+def blame(verdict):
+    """
+    What went wrong, by whom, and how sure that is.
+    """
+    return verdict.cause, verdict.ranks, verdict.confidence
 
 
 def test_stacks_at_once(dumps_of):
@@ -68,181 +65,222 @@ def test_stacks_at_once(dumps_of):
 
 class TestShift:
     @pytest.mark.parametrize(
-        ("bad", "good", "seq", "expected"),
+        ("bad", "good", "cause", "seq"),
         [
-            ("abcbcabc", "abcabcab", 4, Cause.SKIPPED_COLLECTIVE),
-            ("abccab", "abcabc", 4, Cause.EXTRA_COLLECTIVE),
-            ("abcxabca", "abcabcab", 4, Cause.EXTRA_COLLECTIVE),
-            ("abcxyabc", "abcabcab", 4, Cause.EXTRA_COLLECTIVE),
+            ("abcbcabc", "abcabcab", Cause.SKIPPED_COLLECTIVE, 4),
+            ("abccab", "abcabc", Cause.EXTRA_COLLECTIVE, 4),
+            ("abcxabca", "abcabcab", Cause.EXTRA_COLLECTIVE, 4),
+            ("abcxyabc", "abcabcab", Cause.EXTRA_COLLECTIVE, 4),
             # One wrong call, and in step again.
-            ("abcxbcab", "abcabcab", 4, None),
+            ("abcxbcab", "abcabcab", Cause.TYPE_MISMATCH, 4),
             # Nothing fits.
-            ("abcxyzuv", "abcabcab", 4, None),
-            ("abcx", "abca", 4, None),
+            ("abcxyzuv", "abcabcab", Cause.TYPE_MISMATCH, 4),
+            ("abcx", "abca", Cause.TYPE_MISMATCH, 4),
+            # Where both would fit, the number of calls decides.
+            ("babababab", "abababab", Cause.EXTRA_COLLECTIVE, 1),
+            ("bababab", "abababab", Cause.SKIPPED_COLLECTIVE, 1),
+            # What always comes next follows at once: the one that is due was
+            # left out.
+            ("abcabcac", "abcabcab", Cause.SKIPPED_COLLECTIVE, 8),
+            ("abcabcax", "abcabcab", Cause.TYPE_MISMATCH, 8),
+            ("xbc", "abc", Cause.TYPE_MISMATCH, 1),
         ],
     )
-    def test_find(self, bad, good, seq, expected):
+    def test_operations(self, dumps_of, bad, good, cause, seq):
         """
-        A stream that goes on as the others do, some calls earlier or later,
-        is shifted; one wrong call is just wrong.
+        A rank that goes on as the others do, some calls earlier or later, is
+        out of step; one wrong call is just wrong.
         """
-        assert expected == find_shift(stream(bad), stream(good), seq)
+        job = SimulatedJob(3)
+        for op in good:
+            job.collective(op, ranks=[0, 1])
+        for op in bad:
+            job.collective(op, ranks=[2])
 
-    def test_surplus(self):
-        """
-        Where both would fit, the number of calls decides.
-        """
-        same = "abababab"
+        verdict = verdict_of(dumps_of, job)
 
-        extra = find_shift(stream(same[1:] + "ab"), stream(same), 1)
-        skipped = find_shift(stream(same[1:]), stream(same), 1)
-
-        assert (Cause.EXTRA_COLLECTIVE, Cause.SKIPPED_COLLECTIVE) == (
-            extra,
-            skipped,
+        assert (cause, (2,), seq) == (
+            verdict.cause,
+            verdict.ranks,
+            verdict.collective.seq,
         )
 
     @pytest.mark.parametrize(
-        ("bad", "good", "expected"),
+        ("bad", "good", "slip"),
         [
-            ("abcabcac", "abcabcab", 1),
-            ("abcabcax", "abcabcab", 0),
-            ("xbc", "abc", 0),
-            ("abcadb", "abcabc", 0),
+            ("abcabcac", "abcabcab", "skipped a call"),
             # Several calls are left out, and as many each time.
-            ("abbbcabbbcac", "abbbcabbbcab", 3),
-            ("abbbcabcac", "abbbcabcab", 0),
+            ("abbbcabbbcac", "abbbcabbbcab", "skipped 3 calls"),
+            ("abbbcabcac", "abbbcabcab", "called c"),
             # Of two branches, one is taken now and then.
-            ("abababacabac", "abababacabab", 0),
-            ("ababacababab", "ababacababac", 0),
+            ("abababacabac", "abababacabab", "called c"),
+            ("ababacababab", "ababacababac", "called b"),
         ],
     )
-    def test_habit(self, bad, good, expected):
+    def test_habit(self, dumps_of, bad, good, slip):
         """
-        Who makes the call that always comes next left out the one that is due.
+        Who makes the call that always comes next left out those that are due.
         """
-        seq = next(
-            i
-            for i, (x, y) in enumerate(zip(bad, good, strict=True), 1)
-            if x != y
-        )
+        job = SimulatedJob(3)
+        for ops, ranks in ((good, [0, 1]), (bad, [2])):
+            for op in ops:
+                job.collective(op, ranks=ranks, stack=main(ord(op)))
 
-        assert expected == skipped_by_habit(stream(bad), stream(good), seq)
+        summary = verdict_of(dumps_of, job).summary
 
-    def test_before(self):
-        """
-        Only calls before the given one count.
-        """
-        assert 2 == times_called_before(stream("abaaba"), 4)
+        assert summary.startswith(f"rank 2 {slip}")
+
+
+def call(stack=None, op="all_reduce", **options):
+    """
+    A call of one operation at some place.
+    """
+    return {"op": op, "stack": stack, **options}
+
+
+def differ(mine, others, before=()):
+    """
+    Of four ranks that did the same before, the last one makes another call.
+    """
+    job = SimulatedJob(4)
+    for common in before:
+        job.collective(**common)
+    job.collective(ranks=range(3), **others)
+    job.collective(ranks=[3], **mine)
+    return job
+
+
+SKIPPED, EXTRA = Cause.SKIPPED_COLLECTIVE, Cause.EXTRA_COLLECTIVE
+SIZE, DTYPE, TYPE = (
+    *(Cause.SIZE_MISMATCH, Cause.DTYPE_MISMATCH),
+    Cause.TYPE_MISMATCH,
+)
+THREAD = [("run", "metrics.py", 8), ("_bootstrap", "threading.py", 9)]
+IN_THREAD = call(THREAD, sizes=[[3]])
+TORCH = [[("all_reduce", "torch/distributed/x.py", n)] for n in (3, 9)]
 
 
 class TestOrder:
     @pytest.mark.parametrize(
-        ("mine", "others", "expected"),
+        ("mine", "others", "cause"),
         [
-            (SYNC, LATER, -1),
-            (LATER, SYNC, 1),
-            (SYNC, SYNC, 0),
+            # Who is at a line that the others have passed without that call
+            # made one call too many; who is ahead of them skipped one.
+            (SYNC, LATER, EXTRA),
+            (LATER, SYNC, SKIPPED),
+            # At one line, what is passed is wrong, not the order.
+            (SYNC, SYNC, SIZE),
+            # Where torch goes on from one line of the user does not matter.
+            (TORCH[0] + SYNC, TORCH[1] + SYNC, SIZE),
             # They part in main(); what is further in does not count.
-            (SYNC, EVAL, -1),
+            (SYNC, EVAL, EXTRA),
             # They part by function, or by file: nothing stands earlier.
-            ([("f", "a.py", 1)], [("g", "a.py", 2)], 0),
-            ([("f", "a.py", 1)], [("f", "b.py", 2)], 0),
-            (SYNC, SYNC[1:], 0),
-            ([], SYNC, 0),
+            ([("f", "a.py", 1)], [("g", "a.py", 2)], SIZE),
+            ([("f", "a.py", 1)], [("f", "b.py", 2)], SIZE),
+            (SYNC, SYNC[1:], SIZE),
+            ([], SYNC, SIZE),
         ],
+        ids=range(9),
     )
-    def test_lines(self, mine, others, expected):
+    def test_lines(self, dumps_of, mine, others, cause):
         """
-        Where two stacks part, in one function, the line tells the order.
+        The lines of two calls tell what led to them; that is likely, and the
+        difference itself is certain.
         """
-        mine, others = ([Frame(*line) for line in s] for s in (mine, others))
+        job = differ(call(mine, sizes=[[5]]), call(others))
 
-        assert expected == order_in_program(mine, others)
+        verdict = verdict_of(dumps_of, job)
+
+        confidence = "certain" if cause is SIZE else "likely"
+        assert (cause, (3,), confidence) == blame(verdict)
 
     @pytest.mark.parametrize(
-        ("before", "mine", "others", "expected"),
+        ("before", "mine", "others", "cause"),
         [
-            # Nobody came round, or both did.
-            (5, 20, 10, 1),
-            (5, 10, 20, -1),
-            (30, 20, 10, 1),
-            (30, 10, 20, -1),
+            # Neither came round, or both did.
+            (main(5), 20, 10, SKIPPED),
+            (main(5), 10, 20, EXTRA),
+            (main(30), 20, 10, SKIPPED),
+            (main(30), 10, 20, EXTRA),
             # The others came round, or this one left the loop.
-            (15, 20, 10, 0),
-            (15, 10, 20, 0),
+            (main(15), 20, 10, SIZE),
+            (main(15), 10, 20, SIZE),
             # Several calls of one line.
-            (10, 20, 10, 1),
-            (10, 10, 20, -1),
+            (main(10), 20, 10, SKIPPED),
+            (main(10), 10, 20, EXTRA),
+            # A call in another function says nothing about the loop.
+            ([("eval", "train.py", 15)], 20, 10, SKIPPED),
+            ([], 20, 10, SKIPPED),
         ],
+        ids=range(10),
     )
-    def test_round(self, before, mine, others, expected):
+    def test_round(self, dumps_of, before, mine, others, cause):
         """
         Who is at an earlier line than the call before may have come round.
         """
-        stacks = [
-            [Frame("main", "train.py", line)]
-            for line in (before, mine, others)
-        ]
+        job = differ(
+            call(main(mine), sizes=[[5]]),
+            call(main(others)),
+            [call(before, sizes=[[7]])],
+        )
 
-        assert expected == order_in_round(*stacks)
-
-    def test_before_elsewhere(self):
-        """
-        A call before in another function says nothing about the loop.
-        """
-        before = [Frame("setup", "train.py", 15)]
-        mine, others = ([Frame("main", "train.py", line)] for line in (20, 10))
-
-        assert 1 == order_in_round(before, mine, others)
-        assert 1 == order_in_round([], mine, others)
-
-
-class TestCall:
-    def test_text(self):
-        """
-        A call is told by operation, number of elements, and types.
-        """
-        shape = Shape(((2, 600),), ("Float",), ((1200,),), ("Float",))
-
-        call = describe_call(parse_operation("nccl:all_reduce"), shape)
-
-        assert "all_reduce of 1,200 elements (Float)" == str(call)
+        assert (cause, (3,)) == blame(verdict_of(dumps_of, job))[:2]
 
     @pytest.mark.parametrize(
-        ("op", "text"),
-        [("barrier", "barrier"), ("all_to_all", "all_to_all")],
+        ("mine", "others", "before", "cause"),
+        [
+            (call(SYNC, dtype="Half"), call(SYNC), [], DTYPE),
+            (call(SYNC, sizes=[[5]], dtype="Half"), call(SYNC), [], SIZE),
+            # Another operation is reported as such, wherever it is called.
+            (call(SYNC, "broadcast"), call(LATER), [], TYPE),
+            (call(LATER, "broadcast"), call(SYNC), [], TYPE),
+            # One line may make several calls, of which some are left out.
+            (
+                call(LATER, sizes=[[5]]),
+                call(SYNC, sizes=[[7]]),
+                [call(SYNC)],
+                SKIPPED,
+            ),
+            # Where the others repeat a call, who makes a new one at a later
+            # line may have left the loop or made one too many; a known one is
+            # skipped to.
+            (call(LATER, sizes=[[5]]), call(SYNC), [call(SYNC)] * 3, SIZE),
+            (
+                call(LATER, sizes=[[5]]),
+                call(SYNC),
+                [call(SYNC), call(LATER, sizes=[[5]]), call(SYNC)] * 3,
+                SKIPPED,
+            ),
+            # It is open whether one more call was made, or a loop was left,
+            # if the others are in the next round.
+            (
+                call(main(24), "all_gather", sizes=[[5]]),
+                call(main(20), "all_gather"),
+                [
+                    call(main(20), "all_gather"),
+                    call(main(21), "reduce_scatter"),
+                ]
+                * 3,
+                SIZE,
+            ),
+            # Calls of two threads are in no order: nothing was skipped.
+            (call(SYNC), IN_THREAD, [IN_THREAD, call(SYNC)] * 3, SIZE),
+        ],
+        ids=[
+            *("type", "both", "operation", "later operation", "buckets"),
+            *("new call", "known call", "next round", "threads"),
+        ],
     )
-    def test_bare(self, op, text):
+    def test_calls(self, dumps_of, mine, others, before, cause):
         """
-        Without sizes, or where they may differ, the operation is all.
+        What was called, and before, shows the cause as well.
         """
-        sizes = ((4,),) if op == "all_to_all" else ()
-        shape = Shape(sizes, ("Float",), sizes, ("Float",))
+        verdict = verdict_of(dumps_of, differ(mine, others, before))
 
-        assert text == str(describe_call(parse_operation(f"x:{op}"), shape))
-
-    def test_root(self):
-        """
-        Only the root passes something: that agrees with anything.
-        """
-        op = parse_operation("nccl:broadcast")
-        root = describe_call(
-            op, Shape(((4,),), ("Float",), ((4,),), ("Float",))
-        )
-        other = describe_call(op, Shape((), (), ((4,),), ("Float",)))
-        wrong = describe_call(op, Shape((), (), ((5,),), ("Float",)))
-
-        assert root.agrees(other)
-        assert not root.agrees(wrong)
-        assert "broadcast of 4 elements (Float)" == str(other)
-
-
-def verdict_of(dumps_of, job, **options):
-    """
-    What is found first.
-    """
-    return analyze_dumps(dumps_of(job, **options)).verdict
+        confidence = "likely" if cause is SKIPPED else "certain"
+        assert (cause, (3,), confidence) == blame(verdict)
+        in_threads = others is IN_THREAD
+        assert in_threads == ("two threads made these" in verdict.remedy)
 
 
 class TestVerdict:
@@ -267,22 +305,28 @@ class TestVerdict:
             e.location for e in verdict.evidence
         ]
 
-    def test_shift_words(self, dumps_of):
+    @pytest.mark.parametrize(
+        ("mine", "others", "slip"),
+        [
+            (SYNC, LATER, "made one call too many"),
+            (LATER, SYNC, "skipped a call"),
+        ],
+        ids=["extra", "skipped"],
+    )
+    def test_slip(self, dumps_of, mine, others, slip):
         """
-        Who is out of step is said to be.
+        What led there is said with both lines.
         """
-        job = SimulatedJob(3)
-        for op in ("all_gather", "all_reduce", "broadcast") * 2:
-            job.collective(op, ranks=[0, 1])
-        for op in ("all_gather", "broadcast", "all_gather", "all_reduce"):
-            job.collective(op, ranks=[2])
+        job = SimulatedJob(4)
+        job.collective("all_reduce", ranks=[0, 1, 2], stack=others)
+        job.collective("all_reduce", ranks=[3], sizes=[[5]], stack=mine)
 
-        verdict = verdict_of(dumps_of, job, with_frames=False)
-
-        assert Cause.SKIPPED_COLLECTIVE is verdict.cause
-        assert verdict.summary.startswith(
-            "rank 2 skipped a call, and from call #2 of group 'default_pg' "
-            "on is out of step: broadcast of 1,024 elements"
+        assert (
+            f"rank 3 {slip}, and from call #1 of group 'default_pg' on is out "
+            f"of step: all_reduce of 5 elements (Float) at sync "
+            f"(train.py:{mine[0][2]}) meets all_reduce of 1,024 elements "
+            f"(Float) at sync (train.py:{others[0][2]}) of the others"
+            == verdict_of(dumps_of, job).summary
         )
 
     def test_undecided(self, dumps_of):
@@ -295,14 +339,14 @@ class TestVerdict:
 
         verdict = verdict_of(dumps_of, job)
 
-        assert (Cause.TYPE_MISMATCH, (0, 1)) == (verdict.cause, verdict.ranks)
+        assert (Cause.TYPE_MISMATCH, (0, 1)) == blame(verdict)[:2]
         assert "possible" == verdict.confidence
         assert "cannot be told who is wrong" in verdict.summary
 
     @pytest.mark.parametrize("odd", [0, 1])
     def test_habit_decides(self, dumps_of, odd):
         """
-        One against one: whoever never called that before is the odd one.
+        One against one: the one that never called that before is the odd one.
         """
         job = SimulatedJob(2)
         for _ in range(3):
@@ -312,206 +356,43 @@ class TestVerdict:
 
         verdict = verdict_of(dumps_of, job)
 
-        assert (Cause.TYPE_MISMATCH, (odd,)) == (verdict.cause, verdict.ranks)
+        assert (Cause.TYPE_MISMATCH, (odd,)) == blame(verdict)[:2]
 
     @pytest.mark.parametrize(
-        ("mine", "others", "cause", "slip"),
+        ("op", "sizes", "text"),
         [
-            (SYNC, LATER, Cause.EXTRA_COLLECTIVE, "made one call too many"),
-            (LATER, SYNC, Cause.SKIPPED_COLLECTIVE, "skipped a call"),
+            ("all_reduce", [[1]], "all_reduce of 1 element (Float)"),
+            ("barrier", [], "barrier"),
+            ("all_to_all", [[4]], "all_to_all"),
+            ("all_reduce", [[2, 600]], "all_reduce of 1,200 elements (Float)"),
         ],
     )
-    def test_line(self, dumps_of, mine, others, cause, slip):
+    def test_call(self, dumps_of, op, sizes, text):
         """
-        Who is at a line that the others have passed without that call made
-        one call too many; who is ahead of them skipped one.  That is likely.
-        """
-        job = SimulatedJob(4)
-        job.collective("all_reduce", ranks=[0, 1, 2], stack=others)
-        job.collective("all_reduce", ranks=[3], sizes=[[5]], stack=mine)
-
-        verdict = verdict_of(dumps_of, job)
-
-        assert (cause, (3,)) == (verdict.cause, verdict.ranks)
-        assert "likely" == verdict.confidence
-        assert (
-            f"rank 3 {slip}, and from call #1 of group 'default_pg' on is out "
-            f"of step: all_reduce of 5 elements (Float) at sync "
-            f"(train.py:{mine[0][2]}) meets all_reduce of 1,024 elements "
-            f"(Float) at sync (train.py:{others[0][2]}) of the others"
-            == verdict.summary
-        )
-
-    @pytest.mark.parametrize(
-        ("options", "cause"),
-        [
-            ({"sizes": [[5]]}, Cause.SIZE_MISMATCH),
-            ({"dtype": "Half"}, Cause.DTYPE_MISMATCH),
-            ({"sizes": [[5]], "dtype": "Half"}, Cause.SIZE_MISMATCH),
-        ],
-    )
-    def test_same_line(self, dumps_of, options, cause):
-        """
-        At one line, what is passed is wrong, not the order of the calls.
-        """
-        job = SimulatedJob(4)
-        job.collective("all_reduce", ranks=[0, 1, 2], stack=SYNC)
-        job.collective("all_reduce", ranks=[3], stack=SYNC, **options)
-
-        verdict = verdict_of(dumps_of, job)
-
-        assert (cause, (3,)) == (verdict.cause, verdict.ranks)
-        assert "certain" == verdict.confidence
-
-    def test_same_line_of_user(self, dumps_of):
-        """
-        Where torch goes on from one line of the user does not matter.
-        """
-        torch = [("all_reduce", "torch/distributed/x.py", n) for n in (3, 9)]
-        job = SimulatedJob(4)
-        job.collective("all_reduce", ranks=[0, 1, 2], stack=[torch[0], *SYNC])
-        job.collective(
-            "all_reduce", ranks=[3], sizes=[[5]], stack=[torch[1], *SYNC]
-        )
-
-        assert Cause.SIZE_MISMATCH is verdict_of(dumps_of, job).cause
-
-    @pytest.mark.parametrize("is_known", [False, True])
-    def test_round_of_one_call(self, dumps_of, is_known):
-        """
-        Where the others repeat a call, who makes a new one at a later line may
-        have left the loop or made one too many; a known one is skipped to.
-        """
-        job = SimulatedJob(4)
-        for _ in range(3):
-            job.collective("all_reduce", stack=SYNC)
-            if is_known:
-                job.collective("all_reduce", sizes=[[5]], stack=LATER)
-                job.collective("all_reduce", stack=SYNC)
-        job.collective("all_reduce", ranks=[0, 1, 2], stack=SYNC)
-        job.collective("all_reduce", ranks=[3], sizes=[[5]], stack=LATER)
-
-        verdict = verdict_of(dumps_of, job)
-
-        cause = Cause.SKIPPED_COLLECTIVE if is_known else Cause.SIZE_MISMATCH
-        assert (cause, (3,)) == (verdict.cause, verdict.ranks)
-
-    def test_buckets(self, dumps_of):
-        """
-        One line may make several calls, of which one rank leaves some out.
-        """
-        job = SimulatedJob(4)
-        job.collective("all_reduce", stack=SYNC)
-        job.collective("all_reduce", ranks=[0, 1, 2], sizes=[[7]], stack=SYNC)
-        job.collective("all_reduce", ranks=[3], sizes=[[5]], stack=LATER)
-
-        verdict = verdict_of(dumps_of, job)
-
-        assert (Cause.SKIPPED_COLLECTIVE, (3,)) == (
-            verdict.cause,
-            verdict.ranks,
-        )
-
-    def test_threads(self, dumps_of):
-        """
-        Calls of two threads are in no order: nothing was skipped.
-        """
-        thread = [("run", "metrics.py", 8), ("_bootstrap", "threading.py", 9)]
-        job = SimulatedJob(4)
-        for _ in range(3):
-            job.collective("all_reduce", sizes=[[3]], stack=thread)
-            job.collective("all_reduce", stack=SYNC)
-        job.collective(
-            "all_reduce", ranks=[1, 2, 3], sizes=[[3]], stack=thread
-        )
-        job.collective("all_reduce", ranks=[0], stack=SYNC)
-
-        verdict = verdict_of(dumps_of, job)
-
-        assert (Cause.SIZE_MISMATCH, (0,)) == (verdict.cause, verdict.ranks)
-        assert "two threads made these calls" in verdict.remedy
-
-    def test_several_skipped(self, dumps_of):
-        """
-        Who leaves out some calls of a round is told so, and how many.
-        """
-        expert, loss = (
-            [("main", "train.py", line)] for line in (SYNC[1][2], 30)
-        )
-        job = SimulatedJob(4)
-        for ranks in (range(4), range(4), range(3)):
-            for _ in range(3):
-                job.collective("all_to_all", ranks=ranks, stack=expert)
-            job.collective("all_reduce", ranks=ranks, stack=loss)
-        job.collective("all_reduce", ranks=[3], stack=loss)
-
-        verdict = verdict_of(dumps_of, job)
-
-        assert (Cause.SKIPPED_COLLECTIVE, (3,)) == (
-            verdict.cause,
-            verdict.ranks,
-        )
-        assert "likely" == verdict.confidence
-        assert verdict.summary.startswith(
-            "rank 3 skipped 3 calls, and from call #9 of group 'default_pg' on"
-        )
-
-    def test_extra_after_a_round(self, dumps_of):
-        """
-        It is open whether one more call was made, or a loop was left, if the
-        others are in the next round: the difference is all that is told.
-        """
-        forward, backward, save = (
-            [("main", "train.py", line)] for line in (20, 21, 24)
-        )
-        job = SimulatedJob(4)
-        for _ in range(3):
-            job.collective("all_gather", stack=forward)
-            job.collective("reduce_scatter", stack=backward)
-        job.collective("all_gather", ranks=[1, 2, 3], stack=forward)
-        job.collective("all_gather", ranks=[0], sizes=[[5]], stack=save)
-
-        verdict = verdict_of(dumps_of, job)
-
-        assert (Cause.SIZE_MISMATCH, (0,)) == (verdict.cause, verdict.ranks)
-        assert "certain" == verdict.confidence
-
-    @pytest.mark.parametrize("mine", [SYNC, LATER])
-    def test_other_operation(self, dumps_of, mine):
-        """
-        Another operation is told as such, wherever it is called.
-        """
-        job = SimulatedJob(4)
-        others = LATER if mine is SYNC else SYNC
-        job.collective("all_reduce", ranks=[0, 1, 2], stack=others)
-        job.collective("broadcast", ranks=[3], stack=mine)
-
-        verdict = verdict_of(dumps_of, job)
-
-        assert (Cause.TYPE_MISMATCH, (3,)) == (verdict.cause, verdict.ranks)
-        assert "certain" == verdict.confidence
-
-    def test_one_element(self, dumps_of):
-        """
-        A single element is one element.
+        A call goes by its operation, number of elements, and types; without
+        sizes where there are none, or they may rightly differ.
         """
         job = SimulatedJob(3)
-        job.collective("all_reduce", ranks=[0, 1])
-        job.collective("all_reduce", ranks=[2], sizes=[[1]])
+        job.collective("all_gather", ranks=[0, 1])
+        job.collective(op, ranks=[2], sizes=sizes)
 
         summary = verdict_of(dumps_of, job).summary
 
-        assert "called all_reduce of 1 element (Float) as" in summary
+        assert f"rank 2 called {text} as call #1" in summary
 
-    def test_root_passes_more(self, dumps_of):
+    @pytest.mark.parametrize(
+        ("size", "cause"), [(4, Cause.HEALTHY), (5, Cause.SIZE_MISMATCH)]
+    )
+    def test_root_passes_more(self, dumps_of, size, cause):
         """
-        Different records of the same call are no mismatch.
+        Only the root of a broadcast passes something, which is no mismatch
+        with what the others expect, if they expect as much.
         """
         job = SimulatedJob(3)
-        job.collective("broadcast", ranks=[0], sizes=[[4]])
-        job.collective("broadcast", ranks=[1, 2], sizes=[], output_sizes=[[4]])
+        job.collective("broadcast", ranks=[0, 1], sizes=[[4]])
+        job.collective("broadcast", ranks=[2], sizes=[], output_sizes=[[size]])
 
-        assert Cause.HEALTHY is verdict_of(dumps_of, job).cause
+        assert cause is verdict_of(dumps_of, job).cause
 
     def test_many_kinds(self, dumps_of):
         """
@@ -538,5 +419,293 @@ class TestVerdict:
 
         verdict = verdict_of(dumps_of, job, ring=5)
 
-        assert (Cause.TYPE_MISMATCH, (3,)) == (verdict.cause, verdict.ranks)
+        assert (Cause.TYPE_MISMATCH, (3,)) == blame(verdict)[:2]
         assert 7 == verdict.collective.seq
+
+
+def parse_operation(text):
+    """
+    What the name of a record says.
+    """
+    (operation,) = Signatures([text], ()).operations
+    return operation
+
+
+class TestOperation:
+    @pytest.mark.parametrize(
+        ("text", "backend", "name"),
+        [
+            ("nccl:all_reduce", "nccl", "all_reduce"),
+            ("nccl2:all_reduce", "nccl2", "all_reduce"),
+            ("xccl:all_reduce", "xccl", "all_reduce"),
+            ("gloo:all_reduce", "gloo", "all_reduce"),
+            # A name without a colon is all operation.
+            ("barrier", "", "barrier"),
+        ],
+    )
+    def test_any_backend(self, text, backend, name):
+        """
+        Backends are recognized by the colon, whatever their name.
+        """
+        op = parse_operation(text)
+
+        assert (backend, name) == (op.backend, op.name)
+        assert (backend != "gloo") == op.has_events
+
+    @pytest.mark.parametrize(
+        ("text", "is_send"),
+        [("nccl:send 2->5", True), ("nccl:recv 5<-2", False)],
+    )
+    def test_transfer(self, text, is_send):
+        """
+        Source and target are the same, seen from either end.
+        """
+        op = parse_operation(text)
+
+        assert op.is_p2p
+        assert is_send == op.is_send
+        assert (2, 5) == (op.source, op.target)
+        assert not op.is_even
+
+    @pytest.mark.parametrize(
+        ("attribute", "yes", "no"),
+        [
+            # A send that names no ranks is not taken for a transfer.
+            ("is_p2p", ["send 0->1"], ["send", "send a->b"]),
+            # The end of a batch is distinct from one call over many tensors.
+            (
+                "ends_batch",
+                [
+                    *("coalesced", "ALLGATHER_coalesced"),
+                    "REDUCE_SCATTER_coalesced",
+                ],
+                ["allreduce_coalesced", "all_reduce"],
+            ),
+            # A root may leave a broadcast before the others enter it.
+            (
+                "synchronizes",
+                [
+                    *("all_reduce", "_all_gather_base", "ALLTOALL_BASE"),
+                    *("_reduce_scatter_base", "all_reduce_barrier"),
+                ],
+                ["broadcast", "reduce", "gather"],
+            ),
+            # Where roots differ from others, or pairs from pairs, so may
+            # sizes.
+            (
+                "is_even",
+                ["all_reduce", "_all_gather_base", "broadcast"],
+                ["all_to_all", "gather", "scatter", "_broadcast_oop"],
+            ),
+        ],
+    )
+    def test_kind(self, attribute, yes, no):
+        """
+        The name of an operation shows of what kind it is.
+        """
+        operations = Signatures([f"nccl:{x}" for x in yes + no], ()).operations
+
+        found = [getattr(op, attribute) for op in operations]
+
+        assert [True] * len(yes) + [False] * len(no) == found
+
+
+class TestSignatures:
+    @pytest.fixture
+    def codes(self, dumps_of):
+        """
+        The signatures of some calls: operation, sizes, and types of each.
+        """
+
+        def signatures_of(*calls):
+            job = SimulatedJob(1)
+            for _, options in calls:
+                job.collective("all_reduce", **options)
+            dumps = dumps_of(job)
+            rows = np.arange(len(calls), dtype=np.int32)
+            signatures = Signatures([op for op, _ in calls], dumps.shapes)
+            return signatures.of(rows, dumps[0].entries.shape).tolist()
+
+        return signatures_of
+
+    @pytest.mark.parametrize(
+        ("op", "options", "is_same"),
+        [
+            # A library sees counts, not shapes.
+            ("nccl2:all_reduce", {"sizes": [[24]]}, True),
+            ("nccl:broadcast", {"sizes": [[4, 6]]}, False),
+            ("nccl:all_reduce", {"sizes": [[5]]}, False),
+            (
+                "nccl:all_reduce",
+                {"sizes": [[4, 6]], "output_sizes": [[8]]},
+                False,
+            ),
+            (
+                "nccl:all_reduce",
+                {"sizes": [[4, 6]], "dtype": "Half"},
+                False,
+            ),
+        ],
+    )
+    def test_agree(self, codes, op, options, is_same):
+        """
+        Operation, number of elements, and types have to agree.
+        """
+        a, b = codes(("nccl:all_reduce", {"sizes": [[4, 6]]}), (op, options))
+
+        assert is_same == (a == b)
+
+    def test_uneven(self, codes):
+        """
+        They do not where ranks may pass different sizes.
+        """
+        a, b = codes(
+            ("nccl:all_to_all", {"sizes": [[4]]}),
+            ("nccl:all_to_all", {"sizes": [[5]]}),
+        )
+
+        assert a == b
+
+    def test_stays(self, codes):
+        """
+        A signature is the same whatever it is asked for together with.
+        """
+        call, other = (("a:y", {"sizes": [[n]]}) for n in (1, 2))
+
+        first, second, again = codes(call, other, call)
+
+        assert first == again != second
+
+
+def size_mismatches(dumps):
+    """
+    What is wrong with sizes.
+    """
+    found = analyze_dumps(dumps).findings
+    return [f for f in found if f.cause is Cause.SIZE_MISMATCH]
+
+
+def exchange(job, sent=1024, expected=1024):
+    """
+    Rank 0 sends to rank 1.
+    """
+    job.send(0, 1, sizes=[[sent]])
+    job.recv(1, 0, sizes=[[expected]])
+
+
+class TestTransfer:
+    @pytest.mark.parametrize(
+        ("sent", "expected", "odd"), [(512, 1024, 0), (1024, 512, 1)]
+    )
+    def test_habit(self, dumps_of, sent, expected, odd):
+        """
+        Who departs from the habit of the pair is to blame.
+        """
+        job = SimulatedJob(2)
+        for _ in range(3):
+            exchange(job)
+        exchange(job, sent, expected)
+
+        (finding,) = size_mismatches(dumps_of(job))
+
+        assert (odd,) == finding.ranks
+        assert "certain" == finding.confidence
+        assert (
+            f"rank 0 sends {sent:,} elements to rank 1, which expects "
+            f"{expected:,}" == finding.summary
+        )
+        assert ("send", 4, True) == (
+            finding.collective.op,
+            finding.collective.seq,
+            finding.collective.p2p,
+        )
+
+    def test_no_habit(self, dumps_of):
+        """
+        Without a habit it may be either.
+        """
+        job = SimulatedJob(2)
+        exchange(job, 5, 7)
+
+        (finding,) = size_mismatches(dumps_of(job))
+
+        assert ((0, 1), "possible") == (finding.ranks, finding.confidence)
+
+    def test_wrapped(self, dumps_of):
+        """
+        If rings lost the beginning, only what is pending on both sides can be
+        aligned.
+        """
+        job = SimulatedJob(3)
+        for i in range(6):
+            exchange(job, 10 + i, 10 + i)
+        job.send(0, 1, sizes=[[3]])
+
+        assert [] == size_mismatches(dumps_of(job, ring=4))
+
+
+def all_to_all(job, rows, *, completes=False):
+    """
+    Each rank passes sizes to send, and sizes that it expects.
+    """
+    for rank, (sent, expected) in enumerate(rows):
+        job.collective(
+            "all_to_all",
+            ranks=[rank],
+            sizes=[[n] for n in sent],
+            output_sizes=[[n] for n in expected],
+        )
+        if not completes:
+            job.records[rank][-1].call.members |= {-1}
+
+
+class TestAllToAll:
+    def test_pair(self, dumps_of):
+        """
+        The pair that disagrees is named.
+        """
+        job = SimulatedJob(3)
+        all_to_all(job, [([4] * 3, [4] * 3)] * 3, completes=True)
+        rows = [([4, 9, 4], [4] * 3), ([4] * 3, [4] * 3), ([4] * 3, [4] * 3)]
+        all_to_all(job, rows)
+
+        (finding,) = size_mismatches(dumps_of(job))
+
+        assert (0, 1) == finding.ranks
+        assert (
+            "in all_to_all #2, rank 0 does not send what rank 1 expects"
+            == finding.summary
+        )
+
+    def test_one_of_all(self, dumps_of):
+        """
+        Who disagrees with everybody is the one.
+        """
+        job = SimulatedJob(3)
+        good = ([4] * 3, [4] * 3)
+        all_to_all(job, [good, good, ([9, 9, 9], [9, 9, 9])])
+
+        (finding,) = size_mismatches(dumps_of(job))
+
+        assert (2,) == finding.ranks
+        assert finding.summary.endswith("(4 such pairs, most with rank 2)")
+        assert "likely" == finding.confidence
+
+    @pytest.mark.parametrize(
+        "rows",
+        [
+            # Different sizes that fit.
+            [([1, 2], [1, 3]), ([3, 4], [2, 4])],
+            # Versions that record one tensor for all peers tell nothing.
+            [([12], [12]), ([13], [12]), ([12], [12])],
+        ],
+        ids=["agreed", "not recorded"],
+    )
+    def test_nothing(self, dumps_of, rows):
+        """
+        Sizes that may fit are no mismatch.
+        """
+        job = SimulatedJob(len(rows))
+        all_to_all(job, rows)
+
+        assert [] == size_mismatches(dumps_of(job))

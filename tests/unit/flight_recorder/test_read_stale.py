@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import pytest
 
-from distdebug.flight_recorder import Sidecar, read_dumps
-from distdebug.flight_recorder.reading.stale import current_job
+from distdebug.flight_recorder import Sidecar, read_dumps, write_sidecar
 from distdebug.testing import SimulatedJob, make_dumps
 
+
+pytestmark = pytest.mark.usefixtures("decoded_here")
 
 NOW = 1_750_000_000.0
 
@@ -43,7 +44,7 @@ class TestFound:
     @pytest.mark.parametrize("age", [120, 3600, 86400 * 30])
     def test_earlier_run(self, tmp_path, age, backend):
         """
-        The dump of a rank that left none this time is told by its age.
+        The dump of a rank that left none this time is recognized by its age.
         """
         old, new = (run(t, stuck=3, backend=backend) for t in (NOW - age, NOW))
         make_dumps(tmp_path, old, missing=[0, 1, 3, 4])
@@ -179,30 +180,34 @@ class TestNotStale:
         assert [] == stale_ranks(tmp_path)
 
 
-def sidecar(job, started):
-    """
-    What matters of a side-car here.
-    """
-    return Sidecar("", 0, 4, "", 1, started, started, "exit", job=job)
-
-
 class TestCurrentJob:
-    def test_newest(self):
+    @pytest.mark.parametrize(
+        ("runs", "expected"),
+        [
+            # The job that was started last is the current one.
+            ([("a", 1), ("b", 2)], [1]),
+            # One clock that is ahead does not make its job the current one.
+            ([("a", 1), ("a", 1), ("a", 99), ("b", 2)], [3]),
+            # Jobs may have no name.
+            ([("", 1), ("", 2)], [0, 1]),
+            ([("", 1), ("b", 2)], [0, 1]),
+        ],
+        ids=["newest", "wrong clock", "nameless", "some nameless"],
+    )
+    def test_told(self, tmp_path, runs, expected):
         """
-        The job that was started last is the current one.
+        Side-cars tell which run a dump belongs to, and only the newest counts.
         """
-        assert "b" == current_job([sidecar("a", 1), sidecar("b", 2)])
+        job = SimulatedJob(len(runs))
+        job.collective("all_reduce")
+        for rank, path in make_dumps(tmp_path, job).items():
+            name, started = runs[rank]
+            sidecar = Sidecar("", rank, 4, "", 1, started, started, "exit")
+            write_sidecar(sidecar._replace(job=name, dump=path.name), path)
 
-    def test_wrong_clock(self):
-        """
-        One clock that is ahead does not make its job the current one.
-        """
-        old = [sidecar("a", 1), sidecar("a", 1), sidecar("a", 99)]
+        dumps = read_dumps(tmp_path)
 
-        assert "b" == current_job([*old, sidecar("b", 2)])
-
-    def test_unknown(self):
-        """
-        Jobs may have no name.
-        """
-        assert "" == current_job([sidecar("", 1)]) == current_job([])
+        assert expected == list(dumps.ranks) == list(dumps.sidecars)
+        assert set(range(len(runs))) - set(expected) == {
+            p.rank for p in dumps.problems if p.reason.startswith("stale: ")
+        }

@@ -3,18 +3,23 @@ How is a running job asked for its dumps?
 """
 
 import json
+import logging
 import os
+import socket
+import sys
+import threading
+import time
 
 from pathlib import Path
 
 import pytest
 
-from distdebug.flight_recorder import DumpRequest, request_dumps
-from distdebug.flight_recorder import request as request_module
-from distdebug.flight_recorder.recording.listener import (
-    Listener,
-    drain,
-    open_request_pipe,
+from distdebug.flight_recorder import (
+    DumpRequest,
+    current_recording,
+    disable_flight_recorder,
+    enable_flight_recorder,
+    request_dumps,
 )
 
 
@@ -24,24 +29,26 @@ TOKEN = "1700000000-42"
 @pytest.fixture
 def rank(tmp_path):
     """
-    Starts a rank that answers a request by calling something.
+    Starts a rank that answers each request by calling something.
     """
     opened = []
 
     def start(name, answer=lambda: None):
-        fd = open_request_pipe(tmp_path / name)
+        os.mkfifo(tmp_path / name)
+        fd = os.open(tmp_path / name, os.O_RDWR)
 
-        def react():
-            drain(fd)
-            answer()
+        def listen():
+            while not os.read(fd, 1 << 16).endswith(b"stop"):
+                answer()
 
-        listener = Listener({fd: react})
-        listener.start()
-        opened.append((fd, listener))
+        thread = threading.Thread(target=listen)
+        thread.start()
+        opened.append((fd, thread))
 
     yield start
-    for fd, listener in opened:
-        listener.stop()
+    for fd, thread in opened:
+        os.write(fd, b"stop")
+        thread.join()
         os.close(fd)
 
 
@@ -66,7 +73,7 @@ def dump(folder, token=TOKEN, rank=0, *, name=None, link=True):
 
 def test_dumped(tmp_path, rank):
     """
-    Every rank that answers is told with its dump.
+    Every rank that answers is listed with its dump.
     """
     for r in (1, 0):
         rank(
@@ -99,53 +106,48 @@ def test_selected(tmp_path, rank):
     assert [] == asked
 
 
+@pytest.mark.parametrize(
+    ("dead", "alive", "expected"),
+    [
+        # A process that did not know its rank gives it with its answer.
+        ([], f"{TOKEN}_request_unknown.pipe", (6, "dumped")),
+        # Where a job was restarted, the process that lives is asked.
+        (
+            ["1800000000-1_request_6.pipe"],
+            f"{TOKEN}_request_6.pipe",
+            (6, "dumped"),
+        ),
+        # Where none of ours listens, torch's pipe is tried, and not waited
+        # for.
+        ([f"{TOKEN}_request_6.pipe"], f"{TOKEN}_nccl_6.pipe", (6, "asked")),
+        ([], "nccl_6.pipe", (6, "asked")),
+    ],
+    ids=["unknown rank", "restarted", "torch for us", "torch"],
+)
+def test_pipes(tmp_path, rank, dead, alive, expected):
+    """
+    Of the pipes of a rank, that one is written to at which a process listens.
+    """
+    for name in dead:
+        os.mkfifo(tmp_path / name)
+    is_ours = "request" in alive
+    rank(alive, lambda: dump(tmp_path, rank=6) if is_ours else None)
+
+    (row,) = request_dumps(tmp_path)
+
+    assert expected == (row.rank, row.status)
+
+
 def test_prefix(tmp_path, rank):
     """
-    torch's own pipe is found by what its name starts with, and not waited
-    for.
+    Pipes are chosen by what their names start with.
     """
     rank("nccl_0.pipe")
     rank("other_1.pipe")
 
     rows = request_dumps(tmp_path / "nccl_")
 
-    pipe = tmp_path / "nccl_0.pipe"
-    assert (DumpRequest(0, "asked", pipe),) == rows
-
-
-def test_unknown_rank(tmp_path, rank):
-    """
-    A process that did not know its rank tells it with its answer.
-    """
-    rank(f"{TOKEN}_request_unknown.pipe", lambda: dump(tmp_path, rank=6))
-
-    (row,) = request_dumps(tmp_path)
-
-    assert (6, "dumped") == (row.rank, row.status)
-
-
-def test_restarted(tmp_path, rank):
-    """
-    Where a job was restarted, the process that lives is asked.
-    """
-    os.mkfifo(tmp_path / "1800000000-1_request_0.pipe")
-    rank(f"{TOKEN}_request_0.pipe", lambda: dump(tmp_path))
-
-    (row,) = request_dumps(tmp_path)
-
-    assert "dumped" == row.status
-
-
-def test_torch_answers_for_us(tmp_path, rank):
-    """
-    Where nobody listens at our pipe, torch's is tried.
-    """
-    os.mkfifo(tmp_path / f"{TOKEN}_request_0.pipe")
-    rank(f"{TOKEN}_nccl_0.pipe")
-
-    (row,) = request_dumps(tmp_path)
-
-    assert (0, "asked") == (row.rank, row.status)
+    assert (DumpRequest(0, "asked", tmp_path / "nccl_0.pipe"),) == rows
 
 
 @pytest.mark.parametrize("make", [Path.touch, lambda p: p.symlink_to("x")])
@@ -161,12 +163,13 @@ def test_not_a_pipe(tmp_path, make):
     assert "not a pipe" in row.reason
 
 
-def test_full(tmp_path, rank):
+def test_full(tmp_path):
     """
     A pipe that is full of requests will be answered as well.
     """
     pipe = tmp_path / f"{TOKEN}_request_0.pipe"
-    fd = open_request_pipe(pipe)
+    os.mkfifo(pipe)
+    fd = os.open(pipe, os.O_RDWR)
     os.write(fd, b"x" * 65536)
 
     (row,) = request_dumps(tmp_path, timeout_s=0)
@@ -212,7 +215,7 @@ def test_link_comes_later(tmp_path, rank, monkeypatch):
             link.unlink(missing_ok=True)
             link.symlink_to(f"{TOKEN}-1_rank_0")
 
-    monkeypatch.setattr(request_module.time, "sleep", pause)
+    monkeypatch.setattr(time, "sleep", pause)
     rank(f"{TOKEN}_request_0.pipe", lambda: dump(tmp_path, link=False))
 
     (row,) = request_dumps(tmp_path)
@@ -227,13 +230,152 @@ def test_no_link(tmp_path, rank):
     """
     rank(f"{TOKEN}_request_0.pipe", lambda: dump(tmp_path, link=False))
 
-    (row,) = request_dumps(tmp_path, timeout_s=0.5)
+    (row,) = request_dumps(tmp_path, timeout_s=1.0)
 
     assert "dumped" == row.status
 
 
+def test_texts(tmp_path):
+    """
+    An answer is plain data, and a table shows it without control characters.
+    """
+    row = DumpRequest(None, "failed", tmp_path / "x\x1b[31m", "a\nb")
+
+    assert str(tmp_path / "x\x1b[31m") == row.to_dict()["path"]
+    assert str(row).startswith("a rank: failed")
+    assert "\x1b" not in str(row)
+
+
 def test_nowhere(tmp_path):
     """
-    Where there is no folder, there is nobody to ask.
+    Where there is no folder, there is no rank to ask.
     """
     assert () == request_dumps(tmp_path / "a" / "b")
+
+
+def pipe_of(recording):
+    """
+    The pipe at which this process listens.
+    """
+    return Path(f"{recording.settings.request_prefix}3.pipe")
+
+
+def ask(recording):
+    """
+    Ask this process for a dump.
+    """
+    (row,) = request_dumps(recording.settings.dump_dir, timeout_s=30)
+    return row.rank, row.status
+
+
+class TestListener:
+    def test_name(self, with_extras):
+        """
+        One thread listens, which is named after us.
+        """
+        names = [thread.name for thread in threading.enumerate()]
+
+        assert 1 == names.count("distdebug listener")
+
+    def test_goes_on(self, with_extras, monkeypatch):
+        """
+        A request that fails does not end the listening.
+        """
+        failed = threading.Event()
+
+        def fail():
+            failed.set()
+            raise ValueError
+
+        with monkeypatch.context() as patch:
+            patch.setattr(socket, "gethostname", fail)
+            pipe_of(with_extras).write_bytes(b"1")
+            assert failed.wait(30)
+
+        assert (3, "dumped") == ask(with_extras)
+
+    def test_drained(self, with_extras):
+        """
+        However many requests are in a pipe, all of them are one.
+        """
+        pipe_of(with_extras).write_bytes(b"x" * 65536)
+
+        assert [(3, "dumped")] * 2 == [ask(with_extras), ask(with_extras)]
+        assert len(with_extras.dumps) <= 4
+
+    @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+    def test_busy(self, with_extras, fake_torch, monkeypatch):
+        """
+        A listener that is busy is not waited for, and keeps its pipes.
+        """
+        gate, busy = threading.Event(), threading.Event()
+
+        def wait(*_):
+            busy.set()
+            gate.wait(30)
+            return b"record_id"
+
+        def is_pipe(fd):
+            return fd.is_symlink() and fd.readlink().name.startswith(pipe.name)
+
+        pipe = pipe_of(with_extras)
+        (listener,) = (
+            t for t in threading.enumerate() if t.name.endswith(" listener")
+        )
+        join = threading.Thread.join
+        fake_torch.c10d._dump_fr_trace = wait
+        pipe.write_bytes(b"1")
+        assert busy.wait(30)
+        monkeypatch.setattr(threading.Thread, "join", lambda t, s: join(t, 0))
+
+        disable_flight_recorder()
+        still_open = list(filter(is_pipe, Path("/proc/self/fd").iterdir()))
+        gate.set()
+        join(listener, 30)
+
+        assert 1 == len(still_open)
+        assert not listener.is_alive()
+        os.close(int(still_open[0].name))
+
+    def test_disabled(self, with_extras):
+        """
+        Once recording is disabled nothing listens.
+        """
+        disable_flight_recorder()
+
+        assert () == request_dumps(with_extras.settings.dump_dir)
+
+
+@pytest.mark.usefixtures("no_settings", "rank_3", "fake_torch")
+class TestPipe:
+    @pytest.fixture
+    def path(self, tmp_path, monkeypatch):
+        """
+        Where this process will make its pipe.
+        """
+        monkeypatch.setattr(time, "time", lambda: 1_700_000_000.5)
+        return tmp_path / f"1700000000-{os.getpid()}_request_3.pipe"
+
+    def test_leftover(self, path):
+        """
+        What a dead process left is replaced; only its owner may write.
+        """
+        os.mkfifo(path)
+        path.chmod(0o666)
+
+        enable_flight_recorder(dump_dir=path.parent)
+
+        assert 0o600 == path.stat().st_mode & 0o777
+        assert (3, "dumped") == ask(current_recording())
+
+    def test_file_in_the_way(self, path, caplog, no_complaints):
+        """
+        A file in place of the pipe is not replaced, and the job goes on.
+        """
+        path.write_text("keep")
+
+        with caplog.at_level(logging.WARNING, "distdebug"):
+            enable_flight_recorder(dump_dir=path.parent)
+
+        assert "keep" == path.read_text()
+        assert "FileExistsError" in caplog.text

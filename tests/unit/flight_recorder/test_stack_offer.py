@@ -6,19 +6,14 @@ import errno
 import faulthandler
 import os
 import signal
+import subprocess
 import sys
 
 from pathlib import Path
 
 import pytest
 
-from distdebug.flight_recorder.recording import stack_offer
-from distdebug.flight_recorder.recording.c_signals import (
-    disposition,
-    get_handler,
-    restore_action,
-    save_action,
-)
+# Only here can the folder be chosen; who enables recording offers in /tmp.
 from distdebug.flight_recorder.recording.stack_offer import (
     offer_stacks,
     withdraw_stacks,
@@ -30,25 +25,21 @@ pytestmark = pytest.mark.skipif(
     sys.platform != "linux", reason="signals are read from /proc"
 )
 
+NUMBERS = range(signal.SIGRTMIN + 12, signal.SIGRTMIN + 20)
+
 
 @pytest.fixture(autouse=True)
-def undisturbed(monkeypatch):
+def undisturbed():
     """
-    A process that has never offered anything, before and after.
+    A process whose signals have no use, before and after.
     """
-    numbers = range(signal.SIGRTMIN + 12, signal.SIGRTMIN + 20)
-    before = {n: save_action(n) for n in numbers}
-    # Another test may have left an offer of this very process.
-    for number in numbers:
+    for number in NUMBERS:
         signal.signal(number, signal.SIG_DFL)
-    monkeypatch.setattr(stack_offer, "_offers", [])
-    monkeypatch.setattr(stack_offer, "_ignored", set())
     yield
-    while stack_offer._offers:
+    for _ in range(3):
         withdraw_stacks()
-    for number, action in before.items():
+    for number in NUMBERS:
         signal.signal(number, signal.SIG_DFL)
-        restore_action(number, action)
 
 
 def names_in(folder):
@@ -67,7 +58,7 @@ def files_in(folder):
 
 def test_offered(tmp_path):
     """
-    A file is there for who asks, and nothing is in it before.
+    A file is there for who asks, for its owner alone, and empty before.
     """
     offer = offer_stacks(tmp_path)
 
@@ -91,15 +82,15 @@ def test_asked(tmp_path):
     assert "in test_asked" in text
 
 
-def test_several_want_it(tmp_path):
+def test_several_want_it(tmp_path, signal_state):
     """
-    There is one offer, until nobody wants it any more.
+    There is one offer, until it is not wanted any more.
     """
     first, second = offer_stacks(tmp_path), offer_stacks(tmp_path)
     withdraw_stacks()
-    found = [disposition(first.signal), first.path.exists()]
+    found = [signal_state(first.signal), first.path.exists()]
     withdraw_stacks()
-    found += [disposition(first.signal), first.path.exists()]
+    found += [signal_state(first.signal), first.path.exists()]
     withdraw_stacks()
 
     assert first is second
@@ -110,7 +101,8 @@ def test_several_want_it(tmp_path):
 
 def test_again(tmp_path):
     """
-    A signal that was ours, and is ignored since, is ours again.
+    A signal that was ours is ignored since, which ends no process, and ours
+    again.
     """
     first = offer_stacks(tmp_path)
     withdraw_stacks()
@@ -120,26 +112,36 @@ def test_again(tmp_path):
     assert first.signal == second.signal
 
 
-def test_signal_in_use(tmp_path):
+@pytest.mark.process
+def test_signals_in_use(run_rank):
     """
     A signal that has a handler, or is ignored, is left alone.
     """
-    first = signal.SIGRTMIN + 12
-    signal.signal(first, lambda *_: None)
-    signal.signal(first + 1, signal.SIG_IGN)
-    handlers = [get_handler(first), get_handler(first + 1)]
+    ended = run_rank(
+        """
+        first = signal.SIGRTMIN + 12
+        handler = signal.signal(first, lambda *_: print("theirs", flush=True))
+        signal.signal(first + 1, signal.SIG_IGN)
+        distdebug.enable_flight_recorder(dump_dir="d")
+        os.kill(os.getpid(), first)
+        os.kill(os.getpid(), first + 1)
+        folder = f"/tmp/distdebug-stacks-{os.geteuid()}"
+        names = (name.split("-") for name in os.listdir(folder))
+        mine = [n for n in names if n[0] == str(os.getpid())]
+        print([int(n[2][:2]) - first for n in mine])
+        """,
+        enable=False,
+    )
 
-    offer = offer_stacks(tmp_path)
-
-    assert first + 2 == offer.signal
-    assert handlers == [get_handler(first), get_handler(first + 1)]
+    assert ("theirs\n[2]\n", "") == (ended.stdout, ended.stderr)
 
 
-def test_all_in_use(tmp_path, monkeypatch):
+def test_all_in_use(tmp_path):
     """
     Where every signal has a use nothing is offered.
     """
-    monkeypatch.setattr(stack_offer, "disposition", lambda _n: "caught")
+    for number in NUMBERS:
+        signal.signal(number, lambda *_: None)
 
     with pytest.raises(OSError, match="no signal"):
         offer_stacks(tmp_path)
@@ -195,7 +197,7 @@ def test_closed(tmp_path, reopened):
 
 def test_somebody_elses_folder(tmp_path):
     """
-    Where somebody else could put files nothing is offered.
+    Where another user could put files nothing is offered.
     """
     folder = tmp_path / folder_name(os.geteuid())
     folder.mkdir()
@@ -220,36 +222,30 @@ def test_linked_folder(tmp_path):
     assert [] == names_in(tmp_path / "elsewhere")
 
 
+@pytest.mark.process
 def test_swept(tmp_path):
     """
-    What a dead process has left is removed; other files stay.
+    What dead processes have left is removed; other files stay, and so does
+    the offer of a process that lives.
     """
     folder = tmp_path / folder_name(os.geteuid())
     folder.mkdir(mode=0o700)
+    offer = offer_stacks(tmp_path)
     (folder / "2-3-46.stacks").touch()
     (folder / "2-4-46.stacks").mkdir()
     (folder / "other").touch()
 
-    offer = offer_stacks(tmp_path)
+    code = (
+        "from distdebug.flight_recorder.recording.stack_offer import *; "
+        f"offer_stacks({str(tmp_path)!r}); withdraw_stacks()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
     left = {offer.path.name, "2-4-46.stacks", "other"}
     assert left == set(files_in(tmp_path))
 
 
-def test_living_stay(tmp_path):
-    """
-    What a living process has left there is not removed.
-    """
-    offer = offer_stacks(tmp_path)
-    folder = os.open(offer.path.parent, os.O_RDONLY)
-
-    stack_offer._sweep(folder)
-
-    os.close(folder)
-    assert offer.path.exists()
-
-
-def test_no_name(tmp_path, monkeypatch):
+def test_no_name(tmp_path, monkeypatch, signal_state):
     """
     If the file cannot have its name, the signal is given back.
     """
@@ -262,18 +258,28 @@ def test_no_name(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         offer_stacks(tmp_path)
 
-    assert "caught" != disposition(signal.SIGRTMIN + 12)
+    assert {"default", "ignored"} >= set(map(signal_state, NUMBERS))
     assert [] == files_in(tmp_path)
 
 
-def test_forgotten(tmp_path):
+@pytest.mark.process
+def test_forgotten(run_rank):
     """
-    A forked child gives the signal back, and leaves the file to its parent.
+    A forked child does not answer, and leaves the file to its parent.
     """
-    offer = offer_stacks(tmp_path)
+    ended = run_rank(
+        """
+        from pathlib import Path
+        folder = Path(f"/tmp/distdebug-stacks-{os.geteuid()}")
+        (mine,) = folder.glob(f"{os.getpid()}-*.stacks")
+        number = int(mine.stem.split("-")[2])
+        if pid := os.fork():
+            status = os.waitpid(pid, 0)[1]
+            print("parent", status, mine.exists(), mine.read_text() == "")
+        else:
+            os.kill(os.getpid(), number)
+            os._exit(0)
+        """
+    )
 
-    stack_offer._forget()
-    stack_offer._forget()
-
-    assert "ignored" == disposition(offer.signal)
-    assert offer.path.exists()
+    assert ("parent 0 True True\n", "") == (ended.stdout, ended.stderr)

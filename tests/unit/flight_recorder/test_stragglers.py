@@ -26,6 +26,14 @@ def train(late, *, world=4, steps=40, group=None, job=None):
     return job
 
 
+def by_chance(seed):
+    """
+    Who is late in which step, by tossing a coin.
+    """
+    toss = random.Random(seed)
+    return lambda i: {toss.randrange(2): 0.5}
+
+
 def verdict_of(dumps):
     """
     Cause, ranks, and the sentence.
@@ -81,51 +89,36 @@ class TestHost:
 
         assert RANK_2 == (cause, ranks)
 
-    def test_clock(self, dumps_of):
+    @pytest.mark.parametrize(
+        ("late", "job", "options"),
+        [
+            # A clock that is ahead.
+            (lambda i: {}, {}, {"clock_offsets_s": {2: 0.5}}),
+            # Everybody in turn.
+            (lambda i: {i % 4: 0.5}, {}, {}),
+            # Some milliseconds on a host are no matter.
+            (
+                lambda i: {2: 0.003},
+                {},
+                {"hosts": dict.fromkeys(range(4), "n")},
+            ),
+            # A few calls prove no habit.
+            (lambda i: {2: 0.5}, {"steps": 7}, {}),
+            # Chance has it that one is late more often.
+            *(
+                (by_chance(seed), {"world": 2, "steps": 10}, {})
+                for seed in range(5)
+            ),
+        ],
+        ids=["clock", "in turn", "little", "few", *map(str, range(5))],
+    )
+    def test_nobody(self, dumps_of, late, job, options):
         """
-        A clock that is ahead makes no straggler.
+        Where no rank is late by habit, and by much, none is to blame.
         """
-        job = train(lambda i: {})
-
-        cause, ranks, _ = verdict_of(dumps_of(job, clock_offsets_s={2: 0.5}))
-
-        assert HEALTHY == (cause, ranks)
-
-    def test_in_turn(self, dumps_of):
-        """
-        If everybody is late in turn, nobody is to blame.
-        """
-        job = train(lambda i: {i % 4: 0.5})
-
-        assert HEALTHY == verdict_of(dumps_of(job))[:2]
-
-    @pytest.mark.parametrize("seed", range(5))
-    def test_by_chance(self, dumps_of, seed):
-        """
-        Nor if chance has it that one is late more often.
-        """
-        toss = random.Random(seed)
-        job = train(lambda i: {toss.randrange(2): 0.5}, world=2, steps=10)
-
-        assert HEALTHY == verdict_of(dumps_of(job))[:2]
-
-    def test_too_little(self, dumps_of):
-        """
-        Some milliseconds on a host are no matter.
-        """
-        dumps = dumps_of(
-            train(lambda i: {2: 0.003}), hosts=dict.fromkeys(range(4), "n")
-        )
+        dumps = dumps_of(train(late, **job), **options)
 
         assert HEALTHY == verdict_of(dumps)[:2]
-
-    def test_few_calls(self, dumps_of):
-        """
-        A few calls prove no habit.
-        """
-        job = train(lambda i: {2: 0.5}, steps=7)
-
-        assert HEALTHY == verdict_of(dumps_of(job))[:2]
 
     def test_victim_elsewhere(self, dumps_of):
         """
@@ -234,24 +227,25 @@ class TestClocks:
         assert [0, 5e8, -1e8] == offsets.tolist()
         assert 12e6 == doubt
 
-    def test_shared(self):
+    @pytest.mark.parametrize(
+        ("hosts", "expected", "doubt"),
+        [
+            # Ranks of a host share its clock.
+            (["a", "b", "b"], [0, 6e8, 6e8], 12e6),
+            # On one host there is nothing to correct, and no doubt.
+            (["a", "a", "a"], [0, 0, 0], 0.0),
+        ],
+    )
+    def test_shared(self, hosts, expected, doubt):
         """
-        Ranks of a host share its clock.
+        Hosts have clocks, not ranks.
         """
         ends = np.arange(1, 21) * 1e9
         completed = np.stack([ends, ends + 5e8, ends + 7e8])
 
-        offsets, _ = clock_offsets_ns(completed, ["a", "b", "b"])
+        offsets, found = clock_offsets_ns(completed, hosts)
 
-        assert offsets[1] == offsets[2]
-
-    def test_one_host(self):
-        """
-        On one host there is nothing to correct, and no doubt.
-        """
-        offsets, doubt = clock_offsets_ns(np.zeros((2, 3)), ["a", "a"])
-
-        assert ([0, 0], 0.0) == (offsets.tolist(), doubt)
+        assert (expected, doubt) == ((offsets - offsets[0]).tolist(), found)
 
     def test_no_ends(self):
         """

@@ -17,6 +17,9 @@ from distdebug.testing import SimulatedJob, make_dumps
 from distdebug.testing.timelines import read_timeline
 
 
+pytestmark = pytest.mark.usefixtures("decoded_here")
+
+
 @pytest.fixture(name="dumps")
 def _dumps(tmp_path):
     """
@@ -136,7 +139,7 @@ def test_tracks(dumps, tmp_path):
 
 def test_marks(dumps, tmp_path):
     """
-    Late and absent ranks are marked, and the file tells what it is.
+    Late and absent ranks are marked, and the file says what it is.
     """
     write_timeline(dumps, tmp_path / "t.pftrace")
 

@@ -11,20 +11,11 @@ import numpy as np
 import pytest
 
 from distdebug import read_dumps, write_timeline
-from distdebug.flight_recorder import Dumps, Group, Signatures, find_groups
-from distdebug.flight_recorder.timeline import arrivals as arrivals_module
-from distdebug.flight_recorder.timeline import words as words_module
-from distdebug.flight_recorder.timeline.arrivals import gather_arrivals
-from distdebug.flight_recorder.timeline.clocks import (
-    compare_clocks,
-    rank_offsets,
-)
-from distdebug.flight_recorder.timeline.tracks import (
-    assign_lanes,
-    group_label,
-)
 from distdebug.testing import SimulatedJob, make_dumps
 from distdebug.testing.timelines import read_timeline
+
+
+pytestmark = pytest.mark.usefixtures("decoded_here")
 
 
 def _read(folder, job, hosts=(), **options):
@@ -41,9 +32,17 @@ def _read(folder, job, hosts=(), **options):
     return attrs.evolve(dumps, by_rank=by_rank)
 
 
-def _clocks(dumps: Dumps):
-    signatures = Signatures(dumps.ops, dumps.shapes)
-    return compare_clocks(dumps, find_groups(dumps), signatures)
+@pytest.fixture
+def clocks_of(tmp_path):
+    """
+    How the clocks of the hosts of a job are set, by the timeline of it.
+    """
+
+    def compare(job, hosts, **options):
+        dumps = _read(tmp_path / "d", job, hosts, **options)
+        return write_timeline(dumps, tmp_path / "t.json").clocks
+
+    return compare
 
 
 def _busy(ranks=4, calls=20, **options):
@@ -55,50 +54,23 @@ def _busy(ranks=4, calls=20, **options):
 
 
 class TestClocks:
-    def test_one_host(self, tmp_path):
+    def test_another_host_is_ahead(self, clocks_of, tmp_path):
         """
-        Ranks of one host share its clock.
+        A clock that is ahead by more than the doubt is set back, for all
+        ranks of its host.
         """
-        dumps = _read(tmp_path, _busy(), ["a"] * 4)
-
-        (clock,) = _clocks(dumps)
-
-        assert ("a", 0, 0, False) == attrs.astuple(clock)
-
-    def test_another_host_is_ahead(self, tmp_path):
-        """
-        A clock that is ahead by more than the doubt is set back.
-        """
-        dumps = _read(
-            tmp_path,
-            _busy(),
-            ["a", "a", "b", "b"],
-            clock_offsets_s={2: 1.5, 3: 1.5},
+        first, second = clocks_of(
+            _busy(), ["a", "a", "b", "b"], clock_offsets_s={2: 1.5, 3: 1.5}
         )
-
-        first, second = _clocks(dumps)
 
         assert (0, False) == (first.ahead_ns, first.corrected)
         assert pytest.approx(1.5e9, abs=1e7) == second.ahead_ns
         assert second.corrected
-        offsets = rank_offsets(dumps, (first, second))
-        assert {0: 0, 1: 0} == {r: offsets[r] for r in (0, 1)}
-        assert offsets[2] == offsets[3] == second.ahead_ns
+        drawn = read_timeline(tmp_path / "t.json")
+        starts = [s["ts"] for s in drawn.slices if s["args"]["record"] == 0]
+        assert [0] * 4 == pytest.approx(starts, abs=1e4)
 
-    def test_small_difference_is_left(self, tmp_path):
-        """
-        What is within the doubt may be no difference at all.
-        """
-        dumps = _read(
-            tmp_path, _busy(2), ["a", "b"], clock_offsets_s={1: 0.004}
-        )
-
-        _, second = _clocks(dumps)
-
-        assert not second.corrected
-        assert 0 == rank_offsets(dumps, (second,))[1]
-
-    def test_groups_pass_it_on(self, tmp_path):
+    def test_groups_pass_it_on(self, clocks_of):
         """
         Hosts that share no group are compared through one that both know.
         """
@@ -108,37 +80,54 @@ class TestClocks:
             for pair in pairs:
                 job.collective("all_reduce", pair)
             job.wait(0.05)
-        dumps = _read(
-            tmp_path, job, ["a", "b", "c"], clock_offsets_s={1: 1.0, 2: -2.0}
-        )
 
-        _, b, c = _clocks(dumps)
+        _, b, c = clocks_of(
+            job, ["a", "b", "c"], clock_offsets_s={1: 1.0, 2: -2.0}
+        )
 
         assert pytest.approx(1e9, abs=1e7) == b.ahead_ns
         assert pytest.approx(-2e9, abs=1e7) == c.ahead_ns
         assert c.doubt_ns > b.doubt_ns > 0
 
-    def test_too_few_calls(self, tmp_path):
+    @pytest.mark.parametrize(
+        ("calls", "hosts", "offset_s", "corrected"),
+        [
+            # Ranks of one host share its clock.
+            (20, ["a", "a"], 0.0, [False]),
+            # What is within the doubt may be no difference at all.
+            (20, ["a", "b"], 0.004, [False, False]),
+            (20, ["a", "b"], 0.4, [False, True]),
+            # Where nothing was completed together, nothing is known.
+            (2, ["a", "b"], 0.0, [False, None]),
+        ],
+        ids=["one host", "in doubt", "ahead", "too few"],
+    )
+    def test_two_ranks(self, clocks_of, calls, hosts, offset_s, corrected):
         """
-        Where nothing was completed together, nothing is known.
+        Clocks are compared by host, and corrected beyond doubt.
         """
-        dumps = _read(tmp_path, _busy(2, calls=2), ["a", "b"])
+        job = _busy(2, calls=calls)
 
-        _, second = _clocks(dumps)
+        clocks = clocks_of(job, hosts, clock_offsets_s={1: offset_s})
 
-        assert (None, None) == (second.ahead_ns, second.doubt_ns)
+        assert hosts[: len(clocks)] == [c.host for c in clocks]
+        assert corrected == [
+            None if c.ahead_ns is None else c.corrected for c in clocks
+        ]
+        assert [c.ahead_ns is None for c in clocks] == [
+            c.doubt_ns is None for c in clocks
+        ]
 
-    def test_group_without_calls(self, tmp_path):
+    def test_group_without_calls(self, clocks_of):
         """
-        A member that called nothing in a group tells nothing there.
+        A member that called nothing in a group says nothing there.
         """
         job = SimulatedJob(3)
         for _ in range(10):
             job.collective("all_reduce", ranks=[0, 1])
         job.collective("all_reduce", job.new_group([2], "own"))
-        dumps = _read(tmp_path, job, ["a", "b", "c"])
 
-        clocks = _clocks(dumps)
+        clocks = clocks_of(job, ["a", "b", "c"])
 
         assert [0, None, None] == [clock.ahead_ns for clock in clocks]
 
@@ -148,12 +137,9 @@ class TestClocks:
         """
         dumps = _read(tmp_path, _busy(2), ["a", "b"], clock_offsets_s={1: 3.0})
         older = dumps[0].entries.take(np.arange(17))
-        dumps = attrs.evolve(
-            dumps,
-            by_rank={0: attrs.evolve(dumps[0], entries=older), 1: dumps[1]},
-        )
+        dumps.by_rank[0] = attrs.evolve(dumps[0], entries=older)
 
-        _, second = _clocks(dumps)
+        _, second = write_timeline(dumps, tmp_path / "t.json").clocks
 
         assert pytest.approx(3e9, abs=1e7) == second.ahead_ns
 
@@ -283,20 +269,27 @@ class TestLanes:
     @pytest.mark.parametrize(
         ("slices", "expected"),
         [
-            ([(0, 2), (2, 3), (3, 3), (3, 4)], [0, 0, 0, 0]),
-            ([(0, 5), (1, 2), (2, 9), (5, 6)], [0, 1, 1, 0]),
-            ([(0, 9), (1, 9), (2, 9)], [0, 1, 2]),
-            ([], []),
+            ([(0, 2), (2, 3), (3, 3), (3, 4)], 1),
+            ([(0, 5), (1, 2), (2, 9), (5, 6)], 2),
+            ([(0, 9), (1, 9), (2, 9)], 3),
         ],
-        ids=["in turn", "overlapping", "all at once", "none"],
+        ids=["in turn", "overlapping", "all at once"],
     )
-    def test_as_few_as_possible(self, slices, expected):
+    def test_as_few_as_possible(self, tmp_path, slices, expected):
         """
-        Slices that overlap lie on different lanes, and only these.
+        Slices that overlap lie on different tracks, and only these.
         """
-        start, end = np.array(slices, np.int64).reshape(-1, 2).T
+        dumps = _read(tmp_path, _busy(1, calls=len(slices)))
+        entries = dumps[0].entries
+        start, end = np.array(slices, np.int64).T * 1000 + 10**18
+        entries = attrs.evolve(entries, created_ns=start, completed_ns=end)
+        dumps.by_rank[0] = attrs.evolve(dumps[0], entries=entries)
 
-        assert expected == assign_lanes(start, end).tolist()
+        made = write_timeline(dumps, tmp_path / "t.json")
+
+        assert expected == made.tracks
+        # This looks that none overlap.
+        assert len(slices) == len(read_timeline(tmp_path / "t.json").slices)
 
     def test_lanes_are_tracks(self, tmp_path):
         """
@@ -317,47 +310,34 @@ class TestLanes:
 
 @pytest.mark.parametrize(
     ("desc", "expected"),
-    [("dp", "dp (3)"), ("undefined", "group 3"), ("", "group 3")],
+    [("dp", "dp (1)"), ("undefined", "group 1"), ("", "group 1")],
 )
-def test_group_label(desc, expected):
+def test_group_label(tmp_path, desc, expected):
     """
     A group goes by what it is for, if that is known.
     """
-    group = Group(name="3", desc=desc, order=(0,), is_known=True)
-
-    assert expected == group_label(group)
-
-
-def test_arrivals_in_batches(tmp_path, monkeypatch):
-    """
-    Arrivals that are merged again and again are the same.
-    """
-    dumps = _read(tmp_path, _busy(5, calls=7))
-    about = (find_groups(dumps), Signatures(dumps.ops, dumps.shapes))
-    offsets = dict.fromkeys(range(5), 0)
-
-    once = gather_arrivals(dumps, *about, offsets)
-    monkeypatch.setattr(arrivals_module, "_BATCH", 3)
-    often = gather_arrivals(dumps, *about, offsets)
-
-    assert 7 == len(once)
-    assert 35 == once.count.sum()
-    for field in attrs.fields(type(once)):
-        expected = getattr(once, field.name).tolist()
-        assert expected == getattr(often, field.name).tolist()
-
-
-def test_words_are_forgotten(tmp_path, monkeypatch):
-    """
-    However many kinds of calls there are, few of their words are kept.
-    """
     job = SimulatedJob(1)
-    for size in range(5):
-        job.collective("all_reduce", sizes=[[size + 1]])
-    dumps = _read(tmp_path / "d", job)
-    write_timeline(dumps, tmp_path / "a.json")
+    job.collective("all_reduce", job.new_group([0], desc))
+    dumps = _read(tmp_path, job)
 
-    monkeypatch.setattr(words_module, "_MOST_KEPT", 2)
+    write_timeline(dumps, tmp_path / "t.json")
+
+    drawn = read_timeline(tmp_path / "t.json")
+    assert {expected} == set(drawn.tracks.values())
+
+
+def test_bounded(tmp_path, request):
+    """
+    However many calls there are, and kinds of them, few are held in memory at
+    once, and the timeline is the same.
+    """
+    job = SimulatedJob(5)
+    for size in range(7):
+        job.collective("all_reduce", sizes=[[size + 1]], late={2: 0.1})
+    dumps = _read(tmp_path / "d", job)
+
+    write_timeline(dumps, tmp_path / "a.json")
+    request.getfixturevalue("small_batches")
     write_timeline(dumps, tmp_path / "b.json")
 
     expected = (tmp_path / "a.json").read_bytes()

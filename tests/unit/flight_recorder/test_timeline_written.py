@@ -26,6 +26,9 @@ from distdebug.testing import SimulatedJob, make_dumps
 from distdebug.testing.timelines import read_timeline
 
 
+pytestmark = pytest.mark.usefixtures("decoded_here")
+
+
 @pytest.fixture(name="hung")
 def _hung(tmp_path):
     """
@@ -95,7 +98,7 @@ class TestSlices:
 
     def test_times_are_relative(self, hung, tmp_path):
         """
-        The first call begins at zero, and the file tells what zero is.
+        The first call begins at zero, and the file says what zero is.
         """
         made, drawn = _draw(hung, tmp_path / "t.json")
 
@@ -126,31 +129,26 @@ class TestSlices:
         assert {r: f"rank {r}" for r in range(4)} == drawn.processes
         assert {"default_pg (0)", "dp (1)"} == set(drawn.tracks.values())
 
-    def test_lines_of_code(self, hung, tmp_path):
+    @pytest.mark.parametrize("depth", [0, 2])
+    def test_lines_of_code(self, tmp_path, depth):
         """
-        The line of each call is told where it was asked for.
+        The line of each call is given where it was asked for, and recorded.
         """
-        _, plain = _draw(hung, tmp_path / "t.json")
-        _, lines = _draw(hung, tmp_path / "u.json", stack_traces=True)
-
-        assert not any("line" in s["args"] for s in plain.slices)
-        assert all(":" in s["args"]["line"] for s in lines.slices)
-
-    def test_no_lines_on_record(self, tmp_path):
-        """
-        Where no stacks were recorded, no lines are told.
-        """
-        job = SimulatedJob(2)
+        job = SimulatedJob(2, stack_depth=depth)
         job.collective("all_reduce")
         folder = _written(tmp_path / "d", job)
 
-        _, drawn = _draw(folder, tmp_path / "t.json", stack_traces=True)
+        _, plain = _draw(folder, tmp_path / "t.json")
+        _, lines = _draw(folder, tmp_path / "u.json", stack_traces=True)
 
-        assert not any("line" in s["args"] for s in drawn.slices)
+        assert not any("line" in s["args"] for s in plain.slices)
+        assert [depth > 0] * 2 == [
+            ":" in s["args"].get("line", "") for s in lines.slices
+        ]
 
     def test_device_times(self, tmp_path):
         """
-        Starts and durations are told where they were recorded.
+        Starts and durations are given where they were recorded.
         """
         job = SimulatedJob(2)
         job.collective("all_reduce", duration_s=0.25)
@@ -181,7 +179,7 @@ class TestWhoIsLate:
 
     def test_absent(self, hung, tmp_path):
         """
-        The rank that never came is told on its own process.
+        The rank that never came is marked on its own process.
         """
         _, drawn = _draw(hung, tmp_path / "t.json")
 
@@ -286,14 +284,33 @@ class TestChoice:
         assert [12, 12, 1, 12] == [s["args"]["seq"] for s in drawn.slices]
         assert 45 == made.records_left_out
 
-    def test_nothing(self, hung, tmp_path):
+    @pytest.mark.parametrize(
+        ("name", "options", "reason"),
+        [
+            ("t.json", {"ranks": [17]}, "no call that was asked for"),
+            ("t.json", {"last": 0}, "are none"),
+            ("t.txt", {}, "no format of timelines"),
+            ("t.gz", {}, "no format of timelines"),
+            ("json", {}, "no format of timelines"),
+            ("nowhere/t.json", {}, "cannot write to"),
+        ],
+        ids=["no rank", "no call", "txt", "gz", "no suffix", "no folder"],
+    )
+    def test_refused(self, hung, tmp_path, name, options, reason):
         """
-        A choice that leaves nothing writes no file.
+        What leaves nothing, has no format, or cannot be written is an error
+        that says what helps, and no file.
         """
-        with pytest.raises(NoDumpsError, match="no call that was asked for"):
-            write_timeline(hung, tmp_path / "t.json", ranks=[17])
+        kinds = {"no call that was asked for": NoDumpsError}
+        kinds["cannot write to"] = OutputError
 
-        assert not (tmp_path / "t.json").exists()
+        with pytest.raises(
+            kinds.get(reason, DistdebugError), match=reason
+        ) as caught:
+            write_timeline(hung, tmp_path / name, **options)
+
+        assert caught.value.remedy
+        assert not (tmp_path / name).exists()
 
     def test_nothing_read(self, tmp_path):
         """
@@ -305,32 +322,6 @@ class TestChoice:
             write_timeline(tmp_path, tmp_path / "t.json")
 
         assert not (tmp_path / "t.json").exists()
-
-    @pytest.mark.parametrize("name", ["t.txt", "t.gz", "json"])
-    def test_unknown_format(self, hung, tmp_path, name):
-        """
-        A name that says no format is refused.
-        """
-        with pytest.raises(DistdebugError, match="no format of timelines"):
-            write_timeline(hung, tmp_path / name)
-
-    def test_no_folder(self, hung, tmp_path):
-        """
-        If it cannot be written, the error says so, and what helps.
-        """
-        path = tmp_path / "nowhere" / "timeline.json"
-
-        with pytest.raises(OutputError, match="cannot write to") as caught:
-            write_timeline(hung, path)
-
-        assert caught.value.remedy
-
-    def test_no_last(self, hung, tmp_path):
-        """
-        The last none of the calls are refused.
-        """
-        with pytest.raises(DistdebugError, match="are none"):
-            write_timeline(hung, tmp_path / "t.json", last=0)
 
 
 class TestSources:
@@ -370,7 +361,7 @@ class TestSources:
 
     def test_steps_are_told(self, hung, tmp_path):
         """
-        Whoever asks is told how far it is.
+        Progress is reported step by step.
         """
         told = []
 

@@ -1,5 +1,5 @@
 """
-What the GPUs of a node tell, with a driver that is made up.
+What the GPUs of a node report, with a driver that is made up.
 """
 
 from __future__ import annotations
@@ -10,37 +10,24 @@ import time
 
 from types import ModuleType, SimpleNamespace
 
+import attrs
 import pytest
 
-from distdebug.findings import Cause
-from distdebug.health import Gpu, read_gpus
-from distdebug.health.gpu.driver import judge_driver
-from distdebug.health.gpu.judge import judge_gpus
-from distdebug.health.gpu.model import GpuProcess, bus_key
-from distdebug.health.gpu.reasons import reason_names
-from distdebug.health.gpu.rows import gpu_of_row
+from distdebug.health import Gpu, judge_node_facts, node_facts, read_gpus
 
 
 GIB = 1 << 30
 
 
-@pytest.fixture(autouse=True)
-def no_driver(monkeypatch, tmp_path):
-    """
-    A machine without a driver of NVIDIA.
-    """
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    (tmp_path / "bin").mkdir()
+pytestmark = pytest.mark.usefixtures("no_gpus")
 
 
-def write_smi(tmp_path, text):
+@pytest.fixture
+def smi(program):
     """
-    A program that stands for nvidia-smi.
+    Installs a program that stands for nvidia-smi.
     """
-    program = tmp_path / "bin" / "nvidia-smi"
-    program.write_text(f"#!{sys.executable}\nimport sys, time\n{text}\n")
-    program.chmod(0o755)
+    return lambda text: program("nvidia-smi", text)
 
 
 TOOL = """
@@ -82,54 +69,67 @@ elif kind == '--query-remapped-rows':
 
 
 class TestTool:
-    def test_all(self, tmp_path):
+    @pytest.mark.process
+    def test_all(self, smi):
         """
         Fields that an older version does not know are left out, or asked for
         by their earlier name.
         """
-        write_smi(tmp_path, TOOL)
+        smi(TOOL)
 
         good, lost = read_gpus(timeout_s=20)
 
-        assert ("GPU-a", "NVIDIA H100") == (good.uuid, good.name)
-        assert (97, 40) == (good.utilization, good.memory_utilization)
-        assert (1024 << 20, 81559 << 20) == (
-            good.memory_used,
-            good.memory_total,
+        assert [(4711, 900 << 20)] == [*map(attrs.astuple, good.processes)]
+        assert (
+            Gpu(
+                index=0,
+                uuid="GPU-a",
+                name="NVIDIA H100",
+                bus_id="00000000:3B:00.0",
+                utilization=97,
+                memory_utilization=40,
+                memory_used=1024 << 20,
+                memory_total=81559 << 20,
+                temperature=61,
+                pstate="P0",
+                clock_mhz=1980,
+                most_clock_mhz=1980,
+                power_w=612.5,
+                power_limit_w=700.0,
+                slowed_by=("power cap",),
+                uncorrected_errors=0,
+                needs_reset=False,
+                is_worn_out=False,
+                mig=False,
+                processes=good.processes,
+            )
+            == good
         )
-        assert (612.5, 700.0) == (good.power_w, good.power_limit_w)
-        assert ("power cap",) == good.slowed_by
-        assert (GpuProcess(pid=4711, memory=900 << 20),) == good.processes
-        assert (False, False, False) == (
-            good.needs_reset,
-            good.is_worn_out,
-            good.mig,
-        )
-        assert "" == good.problem
         assert (1, "GPU is lost") == (lost.index, lost.problem)
         assert (None, None, "") == (lost.utilization, lost.mig, lost.pstate)
         assert (True, True) == (lost.needs_reset, lost.is_worn_out)
 
-    def test_brief(self, tmp_path):
+    @pytest.mark.process
+    def test_brief(self, smi):
         """
         What is asked often costs only what it needs.
         """
-        write_smi(tmp_path, TOOL)
+        smi(TOOL)
 
         good, _ = read_gpus(timeout_s=20, brief=True)
 
-        assert (97, "", None) == (
-            good.utilization,
-            good.name,
-            good.memory_used,
+        (process,) = good.processes
+        assert (97, "", None, 4711) == (
+            *(good.utilization, good.name, good.memory_used),
+            process.pid,
         )
-        assert 4711 == good.processes[0].pid
 
-    def test_hangs(self, tmp_path):
+    @pytest.mark.process
+    def test_hangs(self, smi):
         """
         A driver that hangs costs no more than its time.
         """
-        write_smi(tmp_path, "time.sleep(600)")
+        smi("time.sleep(600)")
         begin = time.monotonic()
 
         with pytest.raises(TimeoutError, match="did not end"):
@@ -137,57 +137,53 @@ class TestTool:
 
         assert time.monotonic() - begin < 30
 
+    @pytest.mark.process
     @pytest.mark.parametrize(
         "text",
         [
             "sys.exit('NVIDIA-SMI has failed because it could not')",
             "print('Field \"uuid2\" is not a valid field'); sys.exit(2)",
+            "sys.exit(9)",
         ],
-        ids=["no driver", "another field"],
+        ids=["no driver", "another field", "silent"],
     )
-    def test_fails(self, tmp_path, text):
+    def test_fails(self, smi, text):
         """
-        A tool that fails tells why.
+        A tool that fails says why; without a word it has an exit status.
         """
-        write_smi(tmp_path, text)
+        smi(text)
 
-        with pytest.raises(OSError, match=r"nvidia-smi: (NVIDIA-SMI|Field)"):
+        with pytest.raises(
+            OSError, match=r"nvidia-smi: (NVIDIA-SMI|Field|exit status 9)"
+        ):
             read_gpus(timeout_s=20)
 
-    def test_lost(self, tmp_path):
+    @pytest.mark.process
+    def test_lost(self, smi, node):
         """
         It may refuse to go on for one GPU that fell off the bus.
         """
-        write_smi(
-            tmp_path,
+        smi(
             "print('Unable to determine the device handle for "
             "GPU0000:3B:00.0: GPU is lost.  Reboot the system'); sys.exit(15)",
         )
 
-        (gpu,) = read_gpus(timeout_s=20)
-        (found,) = judge_gpus([gpu], host="n1")
+        health = node.check()
 
+        (gpu,), (found,) = health.facts.gpus, health.findings
         assert (-1, "0000:3B:00.0") == (gpu.index, gpu.bus_id)
-        assert found.summary.startswith(
-            "n1: GPU at 0000:3B:00.0 does not answer: GPU is lost."
+        assert "GPU at 0000:3B:00.0 does not answer: GPU is lost." in (
+            found.summary
         )
 
-    def test_no_gpus(self, tmp_path):
+    @pytest.mark.process
+    def test_no_gpus(self, smi):
         """
         A driver without GPUs is no error.
         """
-        write_smi(tmp_path, "print('No devices were found'); sys.exit(6)")
+        smi("print('No devices were found'); sys.exit(6)")
 
         assert () == read_gpus(timeout_s=20)
-
-    def test_silent_failure(self, tmp_path):
-        """
-        One that fails without a word has at least an exit status.
-        """
-        write_smi(tmp_path, "sys.exit(9)")
-
-        with pytest.raises(OSError, match="exit status 9"):
-            read_gpus(timeout_s=20)
 
     def test_none(self):
         """
@@ -240,7 +236,7 @@ def fail(value):
 class TestLibrary:
     def test_all(self, monkeypatch):
         """
-        Everything that the library knows is told.
+        Everything that the library knows is read.
         """
         action = SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=1))
         fake_library(
@@ -271,7 +267,9 @@ class TestLibrary:
         )
 
         (gpu,) = read_gpus()
+        (process,) = gpu.processes
 
+        assert (7, 5) == (process.pid, process.memory)
         assert (
             Gpu(
                 index=0,
@@ -296,14 +294,14 @@ class TestLibrary:
                 is_worn_out=False,
                 recovery="Reset",
                 mig=True,
-                processes=(GpuProcess(pid=7, memory=5),),
+                processes=gpu.processes,
             )
             == gpu
         )
 
     def test_fabric(self, monkeypatch):
         """
-        The state of the fabric is told by a structure that is filled.
+        The state of the fabric comes from a structure that the library fills.
         """
         import ctypes
 
@@ -337,19 +335,9 @@ class TestLibrary:
 
         assert Gpu(index=0) == gpu
 
-    def test_refuses(self, monkeypatch):
-        """
-        A GPU of another container may not be asked, which is no fault.
-        """
-        fake_library(monkeypatch, nvmlDeviceGetMemoryInfo=fail(4))
-
-        (gpu,) = read_gpus()
-
-        assert "" == gpu.problem
-
     def test_lost(self, monkeypatch):
         """
-        A GPU that fell off the bus is told, and hides none.
+        A GPU that fell off the bus has a problem, and hides none.
         """
         fake_library(
             monkeypatch,
@@ -361,23 +349,26 @@ class TestLibrary:
 
         assert ("error 15", "") == (lost.problem, good.problem)
 
-    def test_lost_later(self, monkeypatch):
+    @pytest.mark.parametrize(("error", "problem"), [(4, ""), (15, "error 15")])
+    def test_no_memory(self, monkeypatch, error, problem):
         """
-        It also counts as lost if only its memory cannot be asked for.
+        A GPU of another container may not be asked, which is no fault; one
+        also counts as lost if only its memory cannot be asked for.
         """
-        fake_library(monkeypatch, nvmlDeviceGetMemoryInfo=fail(15))
+        fake_library(monkeypatch, nvmlDeviceGetMemoryInfo=fail(error))
 
         (gpu,) = read_gpus()
 
-        assert "error 15" == gpu.problem
+        assert problem == gpu.problem
 
+    @pytest.mark.process
     @pytest.mark.parametrize("name", ["nvmlInit", "nvmlDeviceGetCount"])
-    def test_unfit(self, monkeypatch, tmp_path, name):
+    def test_unfit(self, monkeypatch, smi, name):
         """
         If the library does not fit the driver, the tool is asked.
         """
         fake_library(monkeypatch, **{name: fail(18)})
-        write_smi(tmp_path, TOOL)
+        smi(TOOL)
 
         assert 2 == len(read_gpus(timeout_s=20))
 
@@ -395,151 +386,149 @@ class TestLibrary:
             never.set()
 
 
-WELL = Gpu(
-    index=3,
-    name="NVIDIA H100",
-    bus_id="00000000:3B:00.0",
-    utilization=99,
-    memory_used=70 * GIB,
-    memory_total=80 * GIB,
-    clock_mhz=1900,
-    most_clock_mhz=1980,
-    slowed_by=("power cap",),
-    uncorrected_errors=0,
-    fabric="Completed",
-    processes=(GpuProcess(pid=7),),
-)
+WELL = {
+    "index": "3",
+    "name": "NVIDIA H100",
+    "pci.bus_id": "00000000:3B:00.0",
+    "utilization.gpu": "99",
+    "memory.used": "71680",
+    "memory.total": "81920",
+    "clocks.sm": "1900",
+    "clocks.max.sm": "1980",
+    "clocks_event_reasons.active": "0x4",
+    "ecc.errors.uncorrected.volatile.total": "0",
+    "fabric.state": "Completed",
+}
+REASONS = "clocks_event_reasons.active"
+ERRORS = "ecc.errors.uncorrected.volatile.total"
+RETIRED = "retired_pages.pending"
 
 
 class TestJudge:
-    def test_well(self):
+    @pytest.mark.parametrize(
+        ("change", "expected"),
+        [
+            ({"memory.used": "[GPU is lost]"}, "gpu_fault certain: is lost"),
+            (
+                {"gpu_recovery_action": "Reset"},
+                "gpu_fault likely: asks for 'Reset'",
+            ),
+            ({ERRORS: "2"}, "gpu_fault possible: 2 memory errors"),
+            (
+                {ERRORS: "2", RETIRED: "Yes"},
+                "gpu_fault likely: 2 memory errors",
+            ),
+            ({RETIRED: "Yes"}, "gpu_fault possible: next reset"),
+            (
+                {"fabric.state": "In Progress"},
+                "node_misconfigured likely: NVSwitch",
+            ),
+            (
+                {REASONS: "0x40", "clocks.sm": "345"},
+                "straggler likely: to 345 of 1980 MHz",
+            ),
+            (
+                {REASONS: "0x8", "clocks.sm": "[N/A]"},
+                "straggler possible: slowed down: hardware",
+            ),
+            (
+                {"memory.used": "81920"},
+                "gpu_out_of_memory possible: only 0 B of 80.0 GiB",
+            ),
+            ({}, ""),
+            ({REASONS: "0x9", "clocks.sm": "200"}, ""),
+            (dict.fromkeys(WELL, "[N/A]"), ""),
+        ],
+        ids=[
+            *("lost", "recovery", "errors", "errors and reset", "reset"),
+            *("fabric", "hot", "slow", "full"),
+            *("at work", "idle", "little known"),
+        ],
+    )
+    def test_judge(self, change, expected):
         """
-        A GPU at work, at the limit of its power, is well.
+        What is wrong is said once; a GPU at work, at the limit of its power,
+        is well, and one without work has low clocks.
         """
-        assert () == judge_gpus([WELL, Gpu(index=0)])
+        found = judge_node_facts({"gpus": [WELL | change]}, host="n1")
+
+        cause, _, says = expected.partition(": ")
+        assert cause == " ".join(
+            f"{x.cause.value} {x.confidence}" for x in found
+        )
+        assert all(x.summary.startswith("n1: GPU 3 ") for x in found)
+        assert all(says in x.summary for x in found)
+
+    @pytest.mark.process
+    def test_worn_out(self, node, smi):
+        """
+        Bad memory that could not be replaced is a finding, with the ranks that
+        use the GPU.
+        """
+        smi(TOOL.replace("GPU-a, No, No", "GPU-a, Yes, Yes"))
+
+        lost, worn = node.check(ranks={4711: 12}).findings
+
+        assert ["gpu_fault certain", "gpu_fault likely 12"] == node.found(
+            ranks={4711: 12}
+        )
+        assert "GPU 1 does not answer" in lost.summary
+        assert "has bad memory that could not be replaced" in worn.summary
+
+
+class TestDriver:
+    @pytest.mark.process
+    @pytest.mark.parametrize(
+        ("problem", "found"),
+        [
+            (
+                "Failed to initialize NVML: Driver/library version mismatch",
+                ["node_misconfigured certain"],
+            ),
+            ("NVIDIA-SMI has failed because it could not", []),
+        ],
+        ids=["mismatch", "no driver"],
+    )
+    def test_fails(self, node, smi, problem, found):
+        """
+        A driver that does not fit is found; none at all is not.
+        """
+        smi(f"sys.exit({problem!r})")
+
+        assert found == node.found()
+        assert ["GPUs"] == [x.what for x in node.check().missing]
 
     @pytest.mark.parametrize(
-        ("change", "cause", "confidence", "says"),
-        [
-            ({"problem": "GPU is lost"}, "gpu_fault", "certain", "is lost"),
-            ({"recovery": "Reset"}, "gpu_fault", "likely", "asks for 'Reset'"),
-            ({"is_worn_out": True}, "gpu_fault", "likely", "replaced"),
-            ({"uncorrected_errors": 2}, "gpu_fault", "possible", "2 memory"),
-            (
-                {"uncorrected_errors": 2, "needs_reset": True},
-                "gpu_fault",
-                "likely",
-                "2 memory errors",
-            ),
-            ({"needs_reset": True}, "gpu_fault", "possible", "next reset"),
-            (
-                {"fabric": "In Progress"},
-                "node_misconfigured",
-                "likely",
-                "NVSwitch",
-            ),
-            (
-                {
-                    "slowed_by": ("hardware thermal slowdown",),
-                    "clock_mhz": 345,
-                },
-                "straggler",
-                "likely",
-                "to 345 of 1980 MHz",
-            ),
-            (
-                {"slowed_by": ("hardware slowdown",), "clock_mhz": None},
-                "straggler",
-                "possible",
-                "slowed down: hardware",
-            ),
-            (
-                {"memory_used": 80 * GIB},
-                "gpu_out_of_memory",
-                "possible",
-                "only 0 B of 80.0 GiB",
-            ),
-        ],
-        ids=lambda x: x if isinstance(x, str) else "",
+        ("seconds", "confidence"), [(10, "likely"), (4, "possible")]
     )
-    def test_unwell(self, change, cause, confidence, says):
+    def test_hangs(self, node, monkeypatch, seconds, confidence):
         """
-        What is wrong is told once, with the ranks that use the GPU.
+        A driver that does not answer is a finding, and its GPUs are missing.
         """
-        gpu = Gpu(
-            **{a: getattr(WELL, a) for a in Gpu.__slots__ if a[0] != "_"}
-            | change
-        )
 
-        (found,) = judge_gpus([gpu], host="n1", ranks={7: 12})
+        def hang():
+            raise TimeoutError
 
-        assert (Cause(cause), confidence) == (found.cause, found.confidence)
-        assert found.summary.startswith("n1: GPU 3 ")
-        assert says in found.summary
-        assert (12,) == found.ranks
+        fake_library(monkeypatch, nvmlInit=hang)
 
-    def test_idle(self):
-        """
-        A GPU without work has low clocks.
-        """
-        gpu = Gpu(index=0, slowed_by=("idle", "hardware slowdown"))
-
-        assert () == judge_gpus([gpu])
-
-
-@pytest.mark.parametrize(
-    ("problem", "waited", "told"),
-    [
-        (
-            "Failed to initialize NVML: Driver/library version mismatch",
-            0.0,
-            [(Cause.NODE_MISCONFIGURED, "certain")],
-        ),
-        ("did not end", 9.0, [(Cause.GPU_FAULT, "likely")]),
-        ("did not end", 2.0, [(Cause.GPU_FAULT, "possible")]),
-        ("NVIDIA-SMI has failed because it could not", 0.0, []),
-        ("", 0.0, []),
-    ],
-    ids=["mismatch", "hangs", "slow", "no driver", "well"],
-)
-def test_driver(problem, waited, told):
-    """
-    A driver that hangs, or does not fit, is found; none at all is not.
-    """
-    found = judge_driver(problem, waited_s=waited)
-
-    assert told == [(x.cause, x.confidence) for x in found]
-
-
-def test_bus_key():
-    """
-    The driver and the kernel write the same place in different ways.
-    """
-    assert (0, 0x3B, 0) == bus_key("00000000:3B:00.0")
-    assert (0, 0x3B, 0) == bus_key("PCI:0000:3b:00")
-    assert (0, 0x3B, 0) == bus_key("3b:00.0")
-    assert bus_key("eth0") is None
-
-
-def test_reasons():
-    """
-    Bits that nobody knows are left out.
-    """
-    assert ("idle", "clocks of a display") == reason_names(0x10101)
+        assert [f"gpu_fault {confidence}"] == node.found(timeout_s=seconds)
+        assert ["GPUs"] == [x.what for x in node.check().missing]
 
 
 def test_row_of_anything():
     """
-    A row out of a file may hold anything.
+    A row out of a file may hold anything; bits without a meaning are left
+    out.
     """
-    gpu = gpu_of_row(
-        {
-            "index": "x",
-            "memory.used": "-1",
-            "name": "\x1b[31mH100",
-            "pstate": "[N/A]",
-        },
-        index=5,
-    )
+    row = {
+        "index": "x",
+        "memory.used": "-1",
+        "name": "\x1b[31mH100",
+        "pstate": "[N/A]",
+        REASONS: "0x10101",
+    }
 
-    assert Gpu(index=5, name="H100") == gpu
+    (gpu,) = node_facts({"gpus": [row]}, host="n1").gpus
+
+    slowed_by = ("idle", "clocks of a display")
+    assert Gpu(index=0, name="H100", slowed_by=slowed_by) == gpu

@@ -11,201 +11,230 @@ import time
 import attrs
 import pytest
 
-from distdebug.findings import Cause
-from distdebug.health import disks as disks_module
-from distdebug.health.blocked import Blocked, judge_blocked, read_blocked
-from distdebug.health.disks import Disk, judge_disks, read_disks
-from distdebug.health.limits import Limits, judge_limits, read_limits
-from distdebug.health.memory.cgroups import MemoryGroup, read_groups
-from distdebug.health.memory.judge import judge_memory
-from distdebug.health.memory.read import Memory, read_memory
-from distdebug.health.pressure import Pressure, judge_pressure, read_pressure
+from distdebug.findings import Cause, Missing
+from distdebug.health import judge_node_facts
 
 
 GIB = 1 << 30
 
 
-def write(folder, **files):
+@pytest.fixture
+def groups(node, tmp_path):
     """
-    Write files of the kernel; two underlines stand for a dot.
+    Puts process 7 and this one into control groups below a folder.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (folder / name.replace("__", ".")).write_text(f"{text}\n")
+
+    def make(cgroup, files, mount="30 29 0:27 / {} rw - cgroup2 cgroup2 rw"):
+        top = tmp_path / "cg"
+        mounts = f"broken\n{mount.format(top)}"
+        node.write("/proc/self", {"mountinfo": mounts})
+        node.proc.add(7, "python", start=5000)
+        for pid in (7, os.getpid()):
+            node.write(f"/proc/{pid}", {"cgroup": cgroup})
+        for name, text in files.items():
+            (top / name).parent.mkdir(parents=True, exist_ok=True)
+            (top / name).write_text(f"{text}\n")
+        return top
+
+    return make
+
+
+@pytest.fixture
+def own_group(groups):
+    """
+    Puts this process into one group, with what it may use and did.
+    """
+
+    def make(**files):
+        known = {f"memory.{name}": text for name, text in files.items()}
+        known |= {"cgroup.procs": 7}
+        groups("0::/job", {f"job/{k}": text for k, text in known.items()})
+
+    return make
 
 
 class TestGroups:
-    def proc(self, tmp_path, mounts, cgroup):
+    def test_version_2(self, node, groups):
         """
-        A process in some control groups.
+        The group of a process, and those around it, have limits and counters
+        of kills.
         """
-        proc = tmp_path / "proc"
-        write(proc / "self", mountinfo=mounts)
-        write(proc / "7", cgroup=cgroup, stat=stat(7, 1000))
-        return str(proc)
-
-    def test_version_2(self, tmp_path):
-        """
-        The group of the process, and those around it, tell limits and kills.
-        """
-        top = tmp_path / "cg"
-        proc = self.proc(
-            tmp_path,
-            f"broken\n30 29 0:27 / {top} rw - cgroup2 cgroup2 rw",
+        top = groups(
             "0::/job_1/task_0",
+            {
+                "job_1/memory.max": 4096,
+                "job_1/memory.current": 3000,
+                "job_1/memory.events": "low 0\noom 2\noom_kill 2",
+                "job_1/memory.stat": "anon 1\ninactive_file 1000",
+                "job_1/task_0/memory.max": "max",
+                "job_1/task_0/memory.current": 100,
+                "job_1/task_0/memory.events": "oom_kill 0",
+                "job_1/task_0/cgroup.procs": "7\n8",
+            },
         )
-        write(
-            top / "job_1",
-            memory__max=4096,
-            memory__current=3000,
-            memory__events="low 0\noom 2\noom_kill 2",
-            memory__stat="anon 1\ninactive_file 1000",
-        )
-        write(
-            top / "job_1" / "task_0",
-            memory__max="max",
-            memory__current=100,
-            memory__events="oom_kill 0",
-            cgroup__procs="7\n8",
-        )
+        job, started = f"{top}/job_1", 5000 / os.sysconf("SC_CLK_TCK")
 
-        task, job = read_groups([7, 7], proc=proc)
+        found = node.check(pids=[7, 7]).facts.memory.groups
 
-        ticks = os.sysconf("SC_CLK_TCK")
-        assert (
-            MemoryGroup(
-                path=f"{top}/job_1/task_0",
-                is_own=True,
-                used=100,
-                kills=0,
-                started=1000 / ticks,
-            )
-            == task
-        )
-        assert (
-            MemoryGroup(
-                path=f"{top}/job_1",
-                is_own=False,
-                limit=4096,
-                used=2000,
-                kills=2,
-            )
-            == job
-        )
+        assert [
+            (f"{job}/task_0", True, None, 100, 0, False, started),
+            (job, False, 4096, 2000, 2, False, None),
+        ] == list(map(attrs.astuple, found))
 
-    def test_version_1(self, tmp_path):
+    def test_version_1(self, node, groups):
         """
-        In a container the mount shows a part of the tree only.
+        In a container the mount shows a part of the tree only; where no
+        process is killed, all wait.
         """
-        top = tmp_path / "memory"
-        proc = self.proc(
-            tmp_path,
-            f"30 29 0:27 /docker/abc {top} rw - cgroup cgroup rw,memory",
+        top = groups(
             "5:cpu,cpuacct:/x\n4:memory:/docker/abc\nbroken",
-        )
-        write(
-            top,
-            **{
+            {
                 "memory.limit_in_bytes": 9223372036854771712,
                 "memory.usage_in_bytes": 500,
                 "memory.oom_control": "oom_kill_disable 1\nunder_oom 1\n"
                 "oom_kill 3",
             },
+            "30 29 0:27 /docker/abc {} rw - cgroup cgroup rw,memory",
         )
 
-        (group,) = read_groups([7, 8], proc=proc)
+        (group,) = node.check(pids=[7, 8]).facts.memory.groups
 
-        assert (str(top), True, None, 3, True) == (
-            group.path,
-            group.is_own,
-            group.limit,
-            group.kills,
-            group.waits,
-        )
+        expected = (str(top), True, None, 500, 3, True, None)
+        assert expected == attrs.astuple(group)
+        assert ["host_out_of_memory certain"] == node.found(pids=[7, 8])
 
-    def test_inner_first_seen_from_below(self, tmp_path):
+    @pytest.mark.parametrize(
+        ("cgroup", "files", "expected"),
+        [
+            (
+                "0::/a/b",
+                {"a/memory.current": 2, "a/b/memory.current": 1},
+                {"a/b": (True, 1), "a": (True, 2)},
+            ),
+            ("0::/../../elsewhere", {"memory.current": 5}, {".": (True, 5)}),
+        ],
+        ids=["inner first", "not below"],
+    )
+    def test_own(self, node, groups, cgroup, files, expected):
         """
-        A group that holds a process and is around another is one of its own.
+        A group that holds a process and is around another is one of its own;
+        one that is not found below the mount is taken for the mount itself.
         """
-        top = tmp_path / "cg"
-        proc = self.proc(
-            tmp_path,
-            f"30 29 0:27 / {top} rw - cgroup2 cgroup2 rw",
-            "0::/a/b",
-        )
-        write(tmp_path / "proc" / "8", cgroup="0::/a", stat=stat(8, 1))
-        write(top / "a", memory__current=2)
-        write(top / "a" / "b", memory__current=1)
+        top = groups(cgroup, files)
+        node.write("/proc/8", {"cgroup": "0::/a"})
 
-        groups = read_groups([7, 8], proc=proc)
+        found = node.check(pids=[7, 8]).facts.memory.groups
 
-        assert {f"{top}/a/b": True, f"{top}/a": True} == {
-            x.path: x.is_own for x in groups
+        assert expected == {
+            os.path.relpath(x.path, top): (x.is_own, x.used) for x in found
         }
 
-    def test_gone(self, tmp_path):
+    @pytest.mark.parametrize(
+        ("begins", "log_begins", "confidence"),
+        [
+            (100.0, None, ["likely"]),
+            (9000.0, None, ["possible"]),
+            (None, None, ["possible"]),
+            (199_400.0, 190_000.0, []),
+            (199_400.0, 199_990.0, ["possible"]),
+            (199_400.0, 5.0, []),
+        ],
+        ids=[
+            *("new container", "old container", "unknown"),
+            *("log of the job", "log too short", "log since boot"),
+        ],
+    )
+    def test_kills(self, node, own_group, begins, log_begins, confidence):
         """
-        A group that cannot be found below the mount is taken for the mount
-        itself.
+        A counter shows kills where the kernel log does not reach back; the
+        age of the group is all that shows when.
         """
-        top = tmp_path / "cg"
-        proc = self.proc(
-            tmp_path,
-            f"30 29 0:27 / {top} rw - cgroup2 cgroup2 rw",
-            "0::/../../elsewhere",
-        )
-        write(top, memory__current=5)
+        own_group(events="oom_kill 2")
+        since = None if begins is None else node.booted + begins
+        node.records = None
+        if log_begins is not None:
+            node.records = [f"6,1,{log_begins * 1e6:.0f},-;Linux\n".encode()]
 
-        (group,) = read_groups([7], proc=proc)
+        found = node.check(since=since).findings
 
-        assert (str(top), 5) == (group.path, group.used)
+        assert confidence == [x.confidence for x in found]
+        assert all("killed 2 processes" in x.summary for x in found)
 
-    def test_none(self, tmp_path):
+    def test_around(self, node, own_group, tmp_path):
         """
-        Without control groups there is nothing to tell.
+        A group around that of the job counts strangers, unless it is limited.
         """
-        assert () == read_groups([7], proc=str(tmp_path))
+        own_group(current=1)
+        (tmp_path / "cg" / "memory.events").write_text("oom_kill 1\n")
+        node.records = None
 
+        without = node.check().findings
+        (tmp_path / "cg" / "memory.max").write_text(f"{GIB}\n")
+        (found,) = node.check().findings
 
-def stat(pid, start):
-    """
-    A file ``stat`` of a process.
-    """
-    return f"{pid} (a) S 1 {' '.join(['0'] * 9)} 1 1 0 0 20 0 1 0 {start} 1 1"
+        assert () == without
+        assert "killed a process" in found.summary
+
+    def test_limit(self, node, own_group):
+        """
+        A job near its limit may be the next to be killed.
+        """
+        own_group(max=100 * GIB, current=99 * GIB)
+
+        (found,) = node.check().findings
+
+        assert "99.0 GiB of the 100 GiB" in found.summary
 
 
 class TestMemory:
-    def test_read(self, tmp_path):
+    def test_read(self, node):
         """
         The kernel counts in KiB.
         """
-        write(
-            tmp_path,
-            meminfo="MemTotal: 100 kB\nMemAvailable: 40 kB\n"
-            "SwapTotal: 10 kB\nSwapFree: 4 kB\nHugePages_Total: 0\nx",
+        text = (
+            "MemTotal: 100 kB\nMemAvailable: 40 kB\n"
+            "SwapTotal: 10 kB\nSwapFree: 4 kB\nHugePages_Total: 0\nx"
         )
+        node.write("/proc", {"meminfo": text})
 
-        memory = read_memory(proc=str(tmp_path))
+        memory = node.check().facts.memory
 
+        assert (102_400, 40_960, 10_240, 6144, ()) == attrs.astuple(memory)
+
+    def test_little_known(self, node, tmp_path):
+        """
+        What an old kernel leaves out is unknown, and memory is named as
+        missing if nothing can be read at all.
+        """
+        node.write("/proc", {"meminfo": "MemTotal: 100 kB"})
+        little = node.check()
+        (tmp_path / "proc" / "meminfo").unlink()
+        nothing = node.check()
+
+        assert () == little.findings
+        assert (102_400, *[None] * 3, ()) == attrs.astuple(little.facts.memory)
+        assert nothing.facts.memory is None
         assert (
-            Memory(
-                total=102_400,
-                available=40_960,
-                swap_total=10_240,
-                swap_used=6144,
-            )
-            == memory
-        )
+            Missing(what="memory", reason="/proc/meminfo cannot be read"),
+        ) == nothing.missing
 
-    def test_little_told(self, tmp_path):
+    def test_hostile(self, node):
         """
-        What an old kernel does not tell is not known.
+        A file system in place of the kernel may hold anything.
         """
-        write(tmp_path, meminfo="MemTotal: 100 kB")
+        memory = f"MemTotal: ² kB\nMemAvailable: {'9' * 5000} kB\nSwapTotal:\n"
+        node.write("/proc", {"meminfo": memory, "loadavg": "x 1 2"})
+        stat = "nr_periods 5\nnr_throttled x"
+        node.write("/sys/fs/cgroup", {"cpu.stat": stat})
+        port = {"state": "4: ACTIVE"}
+        node.write("/sys/class/infiniband/mlx5:0/ports/²", port)
 
-        assert Memory(total=102_400) == read_memory(proc=str(tmp_path))
-        with pytest.raises(OSError, match="cannot be read"):
-            read_memory(proc=str(tmp_path / "no"))
+        health = node.check()
+
+        facts = health.facts
+        assert (None, None) == (facts.memory.total, facts.memory.available)
+        assert (None, None) == (facts.pressure.load, facts.pressure.throttled)
+        assert ((), ()) == (facts.ib_ports, health.missing)
 
     @pytest.mark.parametrize(
         ("left", "confidence"),
@@ -213,303 +242,224 @@ class TestMemory:
     )
     def test_node(self, left, confidence):
         """
-        What is left of the memory of the node tells how sure it is.
+        The less memory is left on the node, the surer the finding.
         """
         total = 100 * GIB
-        memory = Memory(total=total, available=int(left * total))
+        memory = {"total": total, "available": int(left * total)}
 
-        found = judge_memory(memory, host="n1")
+        found = judge_node_facts({"machine": {"memory": memory}}, host="n1")
 
         assert confidence == [x.confidence for x in found]
         assert all(x.summary.startswith("n1: only ") for x in found)
 
-    def test_unknown(self):
-        """
-        Nothing known, nothing found.
-        """
-        assert () == judge_memory(Memory())
-
-    @pytest.mark.parametrize(
-        ("about", "confidence"),
-        [
-            ({"begins": 100.0}, ["likely"]),
-            ({"begins": 9000.0}, ["possible"]),
-            ({}, ["possible"]),
-            ({"begins": 100.0, "is_log_whole": True}, []),
-        ],
-        ids=["new container", "old container", "unknown", "log knows better"],
-    )
-    def test_kills(self, about, confidence):
-        """
-        A counter does not tell when: the age of its group has to do.
-        """
-        group = MemoryGroup(path="/cg/a", is_own=True, kills=2, started=50.0)
-
-        found = judge_memory(Memory(groups=(group,)), **about)
-
-        assert confidence == [x.confidence for x in found]
-        assert all("killed 2 processes" in x.summary for x in found)
-
-    def test_around(self):
-        """
-        A group around that of the job counts strangers, unless it is limited.
-        """
-        around = MemoryGroup(path="/cg", is_own=False, kills=9)
-        limited = attrs.evolve(around, limit=GIB, kills=1, used=10)
-
-        assert () == judge_memory(Memory(groups=(around,)))
-        (found,) = judge_memory(Memory(groups=(limited,)))
-        assert "killed a process" in found.summary
-
-    def test_limit(self):
-        """
-        A job near its limit may be the next to be killed.
-        """
-        group = MemoryGroup(
-            path="/cg", is_own=True, limit=100 * GIB, used=99 * GIB
-        )
-
-        (found,) = judge_memory(Memory(groups=(group,)))
-
-        assert "99.0 GiB of the 100 GiB" in found.summary
-
-    def test_waits(self):
-        """
-        Where nobody is killed, everybody waits.
-        """
-        group = MemoryGroup(path="/cg", is_own=True, waits=True)
-
-        (found,) = judge_memory(Memory(groups=(group,)))
-
-        assert (Cause.HOST_OUT_OF_MEMORY, "certain") == (
-            found.cause,
-            found.confidence,
-        )
-
 
 class TestDisks:
-    def test_read(self, tmp_path):
+    def test_read(self, node, tmp_path):
         """
         Folders of the job are asked as well as those of every job.
         """
-        disks = read_disks([tmp_path, tmp_path / "no"])
+        node.disks["/c"] = {"free": 7}
 
-        known = {x.path: x for x in disks}
-        here = known[str(tmp_path)]
-        assert here.total >= here.free > 0
-        assert "No such file" in known[str(tmp_path / "no")].problem
-        assert "tmp" in {x.name for x in disks}
+        health = node.check(folders=["/c", tmp_path / "no"])
 
-    def test_absent(self, tmp_path):
+        known = {x.path: attrs.astuple(x) for x in health.facts.disks}
+        assert known.keys() > {"/tmp", "/dev/shm"}
+        assert ("/c", 1 << 40, 7, 10_000, 9000, False, True, "") == (
+            known["/c"][1:]
+        )
+        assert (
+            Missing(
+                what="disk",
+                reason="No such file or directory",
+                source=str(tmp_path / "no"),
+            ),
+        ) == health.missing
+
+    def test_absent(self, node):
         """
         A place that a container does not have is no news.
         """
-        assert () == read_disks(places={"shm": str(tmp_path / "no")})
+        node.disks.clear()
 
-    def test_hangs(self, monkeypatch):
+        health = node.check()
+
+        assert ((), ()) == (health.facts.disks, health.missing)
+
+    def test_hangs(self, node):
         """
         A file system that does not answer costs no more than its time.
         """
         never = threading.Event()
-        monkeypatch.setattr(
-            disks_module.os, "statvfs", lambda path: never.wait()
-        )
+        node.disks["/mnt"] = never.wait
         begin = time.monotonic()
 
-        (disk,) = read_disks(["/mnt"], timeout_s=0.1, places={})
+        health = node.check(folders=["/mnt"], timeout_s=0.3)
         never.set()
-        (found,) = judge_disks([disk])
 
+        (found,) = health.findings
         assert time.monotonic() - begin < 20
-        assert not disk.answers
         assert Cause.IO_WAIT is found.cause
         assert "/mnt does not answer" in found.summary
 
     @pytest.mark.parametrize(
-        ("change", "cause", "confidence", "says"),
+        ("change", "expected"),
         [
-            ({"free": 0}, "disk_full", "certain", "is full: 0 B of 1.0 TiB"),
+            ({"free": 0}, "disk_full certain: is full: 0 B of 1.0 TiB"),
+            ({"free_files": 0}, "disk_full certain: no more files"),
+            ({"free_files": 9}, "disk_full possible: only 9 more files"),
+            ({"free": 100 << 20}, "disk_full possible: nearly full: 100 MiB"),
+            ({"is_read_only": True}, "node_misconfigured likely: read-only"),
             (
-                {"files": 100, "free_files": 0},
-                "disk_full",
-                "certain",
-                "no more files",
+                {"total": 64 << 20, "free": 64 << 20},
+                "node_misconfigured possible: has only 64.0 MiB",
             ),
-            (
-                {"files": 10_000, "free_files": 9},
-                "disk_full",
-                "possible",
-                "only 9 more files",
-            ),
-            (
-                {"free": 100 << 20},
-                "disk_full",
-                "possible",
-                "nearly full: 100 MiB",
-            ),
-            (
-                {"is_read_only": True},
-                "node_misconfigured",
-                "likely",
-                "read-only",
-            ),
-            (
-                {"name": "shm", "total": 64 << 20, "free": 64 << 20},
-                "node_misconfigured",
-                "possible",
-                "only 64.0 MiB",
-            ),
+            ({}, ""),
+            ({"total": 0, "free": 0}, ""),
+            ({"total": 5 << 30, "free": GIB, "files": 0, "free_files": 0}, ""),
         ],
-        ids=["full", "no files", "few files", "nearly", "ro", "shm"],
+        ids=[
+            *("full", "no files", "few files", "nearly", "read-only", "small"),
+            *("usual", "none", "counts no files"),
+        ],
     )
-    def test_unwell(self, change, cause, confidence, says):
+    def test_judge(self, node, change, expected):
         """
-        What hinders a job is told.
+        What hinders a job is a finding; file systems without a size, or that
+        count no files, are fine.
         """
-        well = Disk(
-            name="/c",
-            path="/c",
-            total=1 << 40,
-            free=1 << 38,
-            files=10_000,
-            free_files=9000,
+        node.disks["/dev/shm"] = change
+
+        findings = node.check().findings
+
+        cause, _, says = expected.partition(": ")
+        assert cause == " ".join(
+            f"{x.cause.value} {x.confidence}" for x in findings
         )
+        assert all(says in x.summary for x in findings)
 
-        (found,) = judge_disks([attrs.evolve(well, **change)], host="n1")
-
-        assert (Cause(cause), confidence) == (found.cause, found.confidence)
-        assert says in found.summary
-        assert () == judge_disks([well])
-
-    @pytest.mark.parametrize(
-        "disk",
-        [
-            Disk(name="a", path="/a", problem="gone"),
-            Disk(name="a", path="/a", total=0, free=0),
-            Disk(name="a", path="/a", total=5 << 30, free=GIB, files=0),
-            Disk(name="a", path="/a", total=1 << 20, free=1 << 19),
-        ],
-        ids=["problem", "none", "counts no files", "small"],
-    )
-    def test_well(self, disk):
+    def test_small(self, node):
         """
-        File systems without a size, or that count no files, are fine.
+        A small file system is fine where no memory is shared by it.
         """
-        assert () == judge_disks([disk])
+        node.disks["/c"] = {"total": 1 << 20, "free": 1 << 19}
+
+        assert [] == node.found(folders=["/c"])
+
+
+def some(avg10, kind="some"):
+    """
+    A line of the kernel about the time that is lost by waiting.
+    """
+    return f"{kind} avg10={avg10:.2f} avg60=1.00 avg300=0.10 total=1"
 
 
 class TestPressure:
-    def test_read(self, tmp_path):
+    @pytest.fixture
+    def eight_cpus(self, node, monkeypatch):
         """
-        The kernel tells shares of time, and how often a container was held.
+        A node with eight processors.
         """
-        write(
-            tmp_path / "pressure",
-            io="some avg10=12.50 avg60=1.00 avg300=0.10 total=1\n"
-            "full avg10=10.00 avg60=1.00 avg300=0.10 total=1",
-            memory="some avg10=1.00 avg60=1.00 avg300=0.10 total=1",
-            cpu="nonsense",
+        monkeypatch.setattr(os, "cpu_count", lambda: 8)
+        return node
+
+    def test_read(self, node):
+        """
+        Shares of lost time, and how often a container was held, are read.
+        """
+        node.write(
+            "/proc/pressure",
+            {
+                "io": f"{some(12.5)}\n{some(10, 'full')}",
+                "memory": some(1),
+                "cpu": "nonsense",
+            },
         )
-        write(tmp_path, loadavg="3.50 2.0 1.0 1/2 3")
-        write(
-            tmp_path / "cg",
-            cpu__stat="usage_usec 5\nnr_periods 10\nnr_throttled 4",
+        node.write("/proc", {"loadavg": "3.50 2.0 1.0 1/2 3"})
+        stat = "usage_usec 5\nnr_periods 10\nnr_throttled 4"
+        node.write("/sys/fs/cgroup", {"cpu.stat": stat})
+
+        pressure = node.check().facts.pressure
+
+        assert (None, 1.0, None, 12.5, 10.0, 3.5, os.cpu_count(), 0.4) == (
+            attrs.astuple(pressure)
         )
-
-        found = read_pressure(proc=str(tmp_path), cgroup=str(tmp_path / "cg"))
-
-        assert (
-            Pressure(
-                io_some=12.5,
-                io_full=10.0,
-                memory_some=1.0,
-                load=3.5,
-                cpus=os.cpu_count(),
-                throttled=0.4,
-            )
-            == found
-        )
-
-    def test_nothing(self, tmp_path):
-        """
-        Old kernels and containers tell nothing.
-        """
-        empty = read_pressure(proc=str(tmp_path), cgroup=str(tmp_path))
-
-        assert Pressure(cpus=os.cpu_count()) == empty
-        assert () == judge_pressure(empty)
 
     @pytest.mark.parametrize(
-        ("known", "cause", "confidence"),
+        ("pressure", "load", "lost", "found"),
         [
-            ({"memory_full": 30.0}, "host_out_of_memory", "likely"),
-            ({"memory_some": 50.0}, "host_out_of_memory", "likely"),
-            ({"io_full": 80.0}, "io_wait", "possible"),
-            (
-                {"cpu_some": 90.0, "load": 99.0, "cpus": 8},
-                "node_misconfigured",
-                "possible",
-            ),
-            ({"throttled": 0.5}, "node_misconfigured", "possible"),
+            ({"memory": some(30, "full")}, 1, 0, "host_out_of_memory likely"),
+            ({"memory": some(50)}, 1, 0, "host_out_of_memory likely"),
+            ({"io": some(80, "full")}, 1, 0, "io_wait possible"),
+            ({"cpu": some(90)}, 99, 0, "node_misconfigured possible"),
+            ({}, 1, 5, "node_misconfigured possible"),
+            ({"cpu": some(70), "io": some(40, "full")}, 9, 1, None),
         ],
-        ids=["memory full", "memory some", "io", "cpu", "throttled"],
+        ids=["memory full", "memory some", "io", "cpu", "throttled", "busy"],
     )
-    def test_unwell(self, known, cause, confidence):
+    def test_judge(self, eight_cpus, pressure, load, lost, found):
         """
-        Waiting for too long is told.
+        Waiting for too long is a finding; a node at work is busy.
         """
-        (found,) = judge_pressure(Pressure(**known), host="n1")
+        node = eight_cpus
+        node.write("/proc/pressure", pressure)
+        node.write("/proc", {"loadavg": f"{load}.00 2.0 1.0 1/2 3"})
+        stat = f"nr_periods 10\nnr_throttled {lost}"
+        node.write("/sys/fs/cgroup", {"cpu.stat": stat})
 
-        assert (Cause(cause), confidence) == (found.cause, found.confidence)
-
-    def test_busy(self):
-        """
-        A node at work is busy.
-        """
-        busy = Pressure(
-            cpu_some=70.0, load=9.0, cpus=8, io_full=40.0, throttled=0.1
-        )
-
-        assert () == judge_pressure(busy)
+        assert ([found] if found else []) == node.found()
 
 
 class TestBlocked:
-    def test_read(self, fake_proc):
+    @pytest.fixture(autouse=True)
+    def between(self, monkeypatch):
         """
-        Only who stays in state D counts, and no thread of the kernel.
+        What happens between two looks, instead of waiting.
         """
-        for pid, state in ((7, "D"), (8, "S"), (9, "D")):
-            folder = fake_proc.add(pid, "python", state=state)
-            if pid != 9:
-                status = folder / "status"
-                status.write_text(f"{status.read_text()}VmSize:\t10 kB\n")
-            (folder / "task" / str(pid) / "wchan").write_text("nfs_wait\0")
+        actions = []
+        monkeypatch.setattr(
+            time, "sleep", lambda seconds: [action() for action in actions]
+        )
+        return actions
 
-        found = read_blocked(proc=fake_proc.root, apart_s=0)
+    def stuck(self, node, pid, where="", state="D"):
+        """
+        Add a process in a state.
+        """
+        folder = node.add_process(pid)
+        stat = folder / "task" / str(pid) / "stat"
+        stat.write_text(stat.read_text().replace(") S", f") {state}"))
+        stat.with_name("wchan").write_text(f"{where or 0}")
+        return stat
 
-        assert (
-            Blocked(pid=7, name="python", where="nfs_wait\0"[:8]),
-        ) == found
+    def test_read(self, node, between):
+        """
+        Only what stays in state D counts, and no thread of the kernel.
+        """
+        self.stuck(node, 7, "nfs_wait\0")
+        self.stuck(node, 8, state="S")
+        kernel = self.stuck(node, 9).parents[2] / "status"
+        kernel.write_text(kernel.read_text().replace("VmSize:\t10 kB\n", ""))
+        stat = self.stuck(node, 10)
+        text = stat.read_text().replace(") D", ") R")
+        between.append(lambda: stat.write_text(text))
 
-    def test_threads(self, fake_proc):
+        found = node.check().facts.blocked
+
+        assert [(7, "python", "nfs_wait")] == [*map(attrs.astuple, found)]
+
+    def test_threads(self, node):
         """
         Of the job, all threads are looked at.
         """
-        folder = fake_proc.add(7, "python", threads=["loader"])
+        folder = node.proc.add(7, "python", threads=["loader"])
         task = folder / "task" / "8" / "stat"
         task.write_text(task.read_text().replace(") S", ") D"))
         status = folder / "status"
         status.write_text(f"{status.read_text()}VmSize:\t10 kB\n")
 
-        (found,) = read_blocked([7, 99], proc=fake_proc.root, apart_s=0)
+        (found,) = node.check(pids=[7, 99]).facts.blocked
 
         assert (7, "") == (found.pid, found.where)
-
-    def test_gone(self, fake_proc):
-        """
-        Who is gone is not blocked.
-        """
-        assert () == read_blocked([5], proc=fake_proc.root, apart_s=0)
 
     @pytest.mark.parametrize(
         ("where", "cause", "says"),
@@ -521,79 +471,86 @@ class TestBlocked:
         ],
         ids=["gpu", "nfs", "other", "unknown"],
     )
-    def test_judge(self, where, cause, says):
+    def test_judge(self, node, where, cause, says):
         """
-        Where they wait tells for what.
+        The place where processes wait shows what they wait for.
         """
-        stuck = [Blocked(pid=p, name="python", where=where) for p in (7, 8)]
+        for pid in (7, 8):
+            self.stuck(node, pid, where)
 
-        (ours,) = judge_blocked(stuck, ranks={7: 3})
-        (others,) = judge_blocked(stuck)
+        (ours,) = node.check(ranks={7: 3}).findings
 
-        assert (Cause(cause), (3,), "likely") == (
-            ours.cause,
-            ours.ranks,
-            ours.confidence,
-        )
+        assert [f"{cause} likely 3"] == node.found(ranks={7: 3})
+        assert [f"{cause} possible"] == node.found()
         assert says in ours.summary
-        assert "8" not in ours.summary
-        assert ("possible", ()) == (others.confidence, others.ranks)
+        assert "8" not in ours.summary.partition(": ")[2]
 
 
-LIMITS = """\
-Limit                     Soft Limit           Hard Limit           Units
-Max open files            1024                 4096                 files
-Max locked memory         65536                65536                bytes
-Max processes             unlimited            unlimited            processes
-"""
+def limits(files="1024", locked="65536"):
+    """
+    A file of the kernel with the limits of a process.
+    """
+    return (
+        "Limit                     Soft Limit           Hard Limit  Units\n"
+        f"Max open files            {files:20} 4096        files\n"
+        f"Max locked memory         {locked:20} 65536       bytes\n"
+        "Max processes             unlimited            unlimited   processes\n"
+    )
 
 
 class TestLimits:
-    def test_read(self, fake_proc):
+    def add(self, node, pid, *, open_files=0, **known):
         """
-        The kernel tells limits, rights, and what is used.
+        Add a process with limits.
         """
-        folder = fake_proc.add(7, "python")
-        (folder / "limits").write_text(LIMITS)
-        for number in range(3):
+        folder = node.add_process(pid, limits=limits(**known))
+        for number in range(open_files):
             (folder / "fd" / str(number)).write_text("")
-        other = fake_proc.add(8, "python")
-        (other / "limits").write_text(LIMITS.replace("1024 ", "unlimited "))
-        status = other / "status"
-        status.write_text(f"{status.read_text()}CapEff:\t0000000000004000\n")
+        return folder
 
-        found = read_limits([7, 8, 9], proc=fake_proc.root)
+    def test_read(self, node):
+        """
+        Limits, rights, and what is used are read.
+        """
+        self.add(node, 7, open_files=3)
+        other = self.add(node, 8, files="unlimited") / "status"
+        other.write_text(f"{other.read_text()}CapEff:\t0000000000004000\n")
+
+        found = node.check(pids=[7, 8, 9]).facts.limits
 
         assert (
-            Limits(pid=7, files=1024, open_files=3, locked=65_536),
-            Limits(pid=8, locked=65_536, may_lock=True),
-        ) == found
+            (7, 1024, 3, 65_536, False),
+            (8, None, None, 65_536, True),
+        ) == tuple(map(attrs.astuple, found))
 
-    def test_files(self):
+    def test_files(self, node):
         """
-        Who is near its limit of files is told.
+        A process near its limit of files is a finding.
         """
-        near = Limits(pid=7, files=1024, open_files=1000)
-        far = Limits(pid=8, files=1024, open_files=10)
+        self.add(node, 7, files="100", open_files=97)
+        self.add(node, 8, files="100", open_files=10)
 
-        (found,) = judge_limits([near, far], ranks={7: 3}, host="n1")
+        (found,) = node.check(pids=[7, 8], ranks={7: 3}).findings
 
         assert (Cause.NODE_MISCONFIGURED, (3,)) == (found.cause, found.ranks)
-        assert "1000 of 1024 files" in found.summary
+        assert "97 of 100 files" in found.summary
         assert "process 8" not in found.summary
 
-    def test_locked(self):
+    def test_locked(self, node):
         """
         Adapters for RDMA need locked memory, unless a right gives it.
         """
-        limits = [
-            Limits(pid=7, locked=65_536),
-            Limits(pid=8, locked=65_536, may_lock=True),
-            Limits(pid=9),
-        ]
+        self.add(node, 7)
+        able = self.add(node, 8) / "status"
+        able.write_text(f"{able.read_text()}CapEff:\t0000000000004000\n")
+        self.add(node, 9, locked="unlimited")
 
-        (found,) = judge_limits(limits, has_rdma=True)
+        without = node.check(pids=[7, 8, 9]).findings
+        node.write(
+            "/sys/class/infiniband/mlx5_0/ports/1", {"state": "4: ACTIVE"}
+        )
+        (found,) = node.check(pids=[7, 8, 9]).findings
 
+        assert () == without
         assert "64.0 KiB" in found.summary
         assert "(process 7)" in found.summary
-        assert () == judge_limits(limits)

@@ -10,331 +10,146 @@ import socket
 import threading
 import time
 
+import psutil
 import pytest
 
-from distdebug.findings import Cause, Missing
+from distdebug.findings import Cause
 from distdebug.health import (
-    NodeFacts,
     check_environment,
-    check_node,
     environs_of,
     judge_node_facts,
     node_facts,
-    verdicts,
 )
-from distdebug.health import node as node_module
-from distdebug.health.disks import Disk
-from distdebug.health.kernel.events import KernelEvent
-from distdebug.health.kernel.log import KernelLine, KernelLog
-from distdebug.health.limits import Limits
-from distdebug.health.memory.cgroups import MemoryGroup
-from distdebug.health.memory.read import Memory
-from distdebug.health.network.interfaces import Interface
-from distdebug.health.ray_node.read import RayNode
-from distdebug.health.verdicts import judge_facts
 
 
 GIB = 1 << 30
 NOW = 1_800_000_000.0
-
-
-@pytest.fixture
-def quiet(monkeypatch):
-    """
-    A node on which all is well.
-    """
-    answers = {
-        "read_gpus": None,
-        "read_kernel_log": KernelLog(begins=1.0),
-        "read_disks": (),
-        "read_pressure": None,
-        "read_interfaces": (),
-        "read_ib_ports": (),
-        "read_memory": Memory(total=100 * GIB, available=90 * GIB),
-        "read_blocked": (),
-        "read_limits": (),
-    }
-    for name, answer in answers.items():
-        monkeypatch.setattr(
-            node_module, name, lambda *a, answer=answer, **k: answer
-        )
+KILLED = "Out of memory: Killed process 7 (python)"
 
 
 class TestCheckNode:
-    def test_well(self, quiet):
+    def test_well(self, node):
         """
         A node that is well gives no finding.
         """
-        health = check_node(now=NOW)
+        node.write(
+            "/proc", {"meminfo": "MemTotal: 104857600\nMemAvailable: 94371840"}
+        )
+
+        node.addresses["ib0"] = ["10.0.0.1 255.0.0.0"]
+
+        health = node.check(now=NOW)
 
         assert ((), ()) == (health.findings, health.missing)
         assert health.is_healthy
-        assert (socket.gethostname(), NOW) == (
-            health.facts.host,
-            health.facts.taken,
-        )
+        facts = health.facts
+        assert (socket.gethostname(), NOW) == (facts.host, facts.taken)
         assert "0 GPUs, 90.0 GiB of 100 GiB memory left" in str(health)
+        assert "interfaces ib0" in str(health)
         assert "nothing is wrong" in str(health)
 
-    def test_unwell(self, quiet, monkeypatch):
+    @pytest.mark.process
+    def test_unwell(self, node, program):
         """
         What is wrong comes with the surest first, and what is missing with
         its reason.
         """
+        program("nvidia-smi", "sys.exit('Permission denied')")
+        node.say(KILLED)
+        folder = node.add_process(7, limits=f"Max open files{' ' * 12}10  10")
+        for number in range(10):
+            (folder / "fd" / str(number)).write_text("")
 
-        def refuse(**known):
-            raise PermissionError(13, "Permission denied")
+        health = node.check(pids=[7], ranks={7: 3}, since=time.time() - 600)
 
-        monkeypatch.setattr(node_module, "read_gpus", refuse)
-        line = KernelLine(
-            text="Out of memory: Killed process 7 (python)", time=NOW - 5
-        )
-        monkeypatch.setattr(
-            node_module,
-            "read_kernel_log",
-            lambda **known: KernelLog(lines=(line,), begins=NOW),
-        )
-        monkeypatch.setattr(
-            node_module,
-            "read_limits",
-            lambda pids: (Limits(pid=7, files=10, open_files=10),),
-        )
-        monkeypatch.setattr(
-            node_module, "read_link", lambda path: "pid:[4026531836]"
-        )
-
-        health = check_node(ranks={7: 3}, since=NOW - 600, now=NOW)
-
-        oom, files = health.findings
-        assert (Cause.HOST_OUT_OF_MEMORY, (3,)) == (oom.cause, oom.ranks)
-        assert (Cause.NODE_MISCONFIGURED, "likely") == (
-            files.cause,
-            files.confidence,
-        )
-        assert (
-            Missing(what="GPUs", reason="Permission denied"),
-        ) == health.missing
+        assert [
+            "host_out_of_memory certain 3",
+            "node_misconfigured likely 3",
+        ] == node.found(pids=[7], ranks={7: 3})
+        (missing,) = health.missing
+        assert "GPUs" == missing.what
+        assert missing.reason.endswith("Permission denied")
         assert not health.is_healthy
-        assert "not seen: GPUs: Permission denied" in str(health)
+        assert f"not seen: GPUs: {missing.reason}" in str(health)
         assert "ulimit -n" in str(health)
         plain = json.loads(json.dumps(health.to_dict()))
         assert plain["facts"]["kernel"][0]["pid"] == 7
         assert plain["findings"] == json.loads(json.dumps(health.to_records()))
 
-    def test_container(self, quiet, monkeypatch):
+    def test_container(self, node, tmp_path):
         """
-        In a container the kernel's numbers are not ours.
+        In a container the kernel's numbers of processes are not ours.
         """
-        line = KernelLine(
-            text="Out of memory: Killed process 7 (python)", time=NOW - 5
+        node.say(KILLED)
+        space = tmp_path / "proc" / "self" / "ns" / "pid"
+        space.unlink()
+        space.symlink_to("pid:[7]")
+
+        assert ["host_out_of_memory likely"] == node.found(ranks={7: 3})
+
+    def test_process_of_the_job(self, node):
+        """
+        A process of the job that was killed long ago still matters.
+        """
+        node.say(KILLED, ago=9000)
+        since = time.time() - 9999
+
+        assert ["host_out_of_memory likely"] == node.found(
+            pids=[7], since=since
         )
-        monkeypatch.setattr(
-            node_module,
-            "read_kernel_log",
-            lambda **known: KernelLog(lines=(line,), begins=NOW),
-        )
-        monkeypatch.setattr(node_module, "read_link", lambda path: "other")
+        assert ["host_out_of_memory possible"] == node.found(pids=[8])
 
-        (found,) = check_node(ranks={7: 3}, now=NOW).findings
-
-        assert ((), "likely") == (found.ranks, found.confidence)
-
-    def test_hangs(self, quiet, monkeypatch):
+    def test_hangs(self, node, monkeypatch):
         """
         What never answers costs no more than the time.
         """
         never = threading.Event()
-        monkeypatch.setattr(node_module, "read_interfaces", never.wait)
+        monkeypatch.setattr(psutil, "net_if_addrs", never.wait)
         begin = time.monotonic()
 
-        health = check_node(timeout_s=0.3)
+        health = node.check(timeout_s=0.3)
         never.set()
 
         assert time.monotonic() - begin < 20
-        assert ["did not answer in time"] == [x.reason for x in health.missing]
-
-    def test_driver_hangs(self, quiet, monkeypatch):
-        """
-        A driver that does not answer is told, and so is that it was not seen.
-        """
-
-        def hang(**known):
-            raise TimeoutError
-
-        monkeypatch.setattr(node_module, "read_gpus", hang)
-
-        health = check_node()
-
-        assert [(Cause.GPU_FAULT, "likely")] == [
-            (x.cause, x.confidence) for x in health.findings
+        assert ("interfaces", "did not answer in time") in [
+            (x.what, x.reason) for x in health.missing
         ]
-        assert ["GPUs"] == [x.what for x in health.missing]
 
-    def test_ray(self, quiet, monkeypatch, tmp_path):
-        """
-        Every session that is asked for is looked at.
-        """
-        nodes = {
-            name: RayNode(session=name, name=name, ages={}, gcs=gcs)
-            for name, gcs in (("a", "answers"), ("b", "refused"))
-        }
-        monkeypatch.setattr(
-            node_module, "read_ray", lambda path, **known: nodes[path]
-        )
-
-        health = check_node(ray_sessions=["a", "b"])
-
-        assert {"a", "b"} == {x.name for x in health.facts.ray}
-        assert {Cause.DEAD} == {x.cause for x in health.findings}
-
-    def test_no_session(self, quiet, tmp_path):
-        """
-        A session that is not there is told.
-        """
-        health = check_node(ray_sessions=[tmp_path])
-
-        (missing,) = health.missing
-        assert "holds none" in missing.reason
-
-    def test_begin(self, quiet, monkeypatch):
+    def test_begin(self, node):
         """
         The job began when its first process started.
         """
-        seen = {}
+        node.proc.add(7, "python", start=19_000_000)
+        node.proc.add(8, "python", start=19_900_000)
+        node.say("NVRM: Xid (PCI:0000:3b:00): 31, pid=9", ago=9000)
 
-        def judge(facts, **known):
-            seen.update(known)
-            return ()
+        before = node.check(pids=[8, 2**30]).findings
+        during = node.check(pids=[8, 7, 2**30]).findings
 
-        monkeypatch.setattr(node_module, "judge_facts", judge)
+        assert ((), 1) == (before, len(during))
 
-        check_node(pids=[os.getpid(), 2**30])
-
-        assert time.time() - 3600 * 24 < seen["since"] <= time.time()
-
-    def test_little_known(self, quiet, monkeypatch):
+    def test_little_known(self, node, monkeypatch, tmp_path):
         """
-        Where nearly nothing may be seen, that is what is printed.
+        Where nearly nothing may be seen, that is what is printed; an error
+        without a word has at least a name.
         """
 
-        def refuse(*args, **known):
+        def refuse(*args):
             raise PermissionError
 
-        for name in ("read_memory", "read_disks", "read_interfaces"):
-            monkeypatch.setattr(node_module, name, refuse)
-
-        health = check_node()
-
-        assert str(health).startswith(f"{socket.gethostname()}: 0 GPUs\n")
-        assert 3 == len(health.missing)
-
-    def test_interfaces(self, quiet, monkeypatch):
-        """
-        Interfaces that can be used are named.
-        """
-        monkeypatch.setattr(
-            node_module,
-            "read_interfaces",
-            lambda: (Interface(name="ib0", addresses=("10.0.0.1/8",)),),
-        )
-
-        assert "interfaces ib0" in str(check_node())
-
-    def test_no_folder(self, quiet, monkeypatch):
-        """
-        A folder that is not there is told.
-        """
-        gone = Disk(name="/c", path="/c", problem="No such file")
-        monkeypatch.setattr(
-            node_module, "read_disks", lambda folders, **known: (gone,)
-        )
-
-        health = check_node(folders=["/c"])
-
-        assert (
-            Missing(what="disk", reason="No such file", source="/c"),
-        ) == health.missing
-
-    def test_name(self, quiet, monkeypatch):
-        """
-        A node whose name stands for nothing is looked at all the same.
-        """
-
-        def refuse(name):
-            raise socket.gaierror
-
+        (tmp_path / "proc" / "meminfo").unlink()
+        monkeypatch.setattr(psutil, "net_if_addrs", refuse)
+        monkeypatch.setattr(os, "cpu_count", refuse)
         monkeypatch.setattr(socket, "gethostbyname", refuse)
 
-        assert check_node().facts.name_address is None
+        health = node.check()
 
-    def test_silent_error(self, quiet, monkeypatch):
-        """
-        An error without a word has at least a name.
-        """
-
-        def refuse(pids):
-            raise ValueError
-
-        monkeypatch.setattr(node_module, "read_memory", refuse)
-
-        (missing,) = check_node().missing
-
-        assert "ValueError" == missing.reason
-
-
-class TestJudgeFacts:
-    @pytest.mark.parametrize(
-        ("begins", "booted", "count"),
-        [
-            (NOW - 9999, NOW - 99_999, 0),
-            (NOW - 9, NOW - 99_999, 1),
-            (5.0, 1.0, 0),
-            (None, 1.0, 1),
-        ],
-        ids=["long", "short", "since boot", "unknown"],
-    )
-    def test_counter(self, begins, booted, count):
-        """
-        A counter of kills is of use where the log does not reach.
-        """
-        group = MemoryGroup(path="/cg", is_own=True, kills=1)
-        facts = NodeFacts(
-            host="n1",
-            taken=NOW,
-            booted=booted,
-            memory=Memory(groups=(group,)),
-            kernel=(),
-            log_begins=begins,
-        )
-
-        assert count == len(judge_facts(facts, since=NOW - 600))
-
-    def test_no_log(self):
-        """
-        So it is where there is no log at all.
-        """
-        group = MemoryGroup(path="/cg", is_own=True, kills=1)
-        facts = NodeFacts(host="n1", taken=NOW, memory=Memory(groups=(group,)))
-
-        assert 1 == len(judge_facts(facts))
-
-    def test_order(self):
-        """
-        The surest comes first.
-        """
-        facts = NodeFacts(
-            host="n1",
-            taken=NOW,
-            kernel=(
-                KernelEvent(rule="heat", time=NOW - 1),
-                KernelEvent(rule="driver mismatch", time=NOW - 1),
-            ),
-        )
-
-        found = judge_facts(facts)
-
-        assert ["certain", "possible"] == [x.confidence for x in found]
-        assert found == verdicts.by_confidence(reversed(found))
+        assert str(health).startswith(f"{socket.gethostname()}: 0 GPUs\n")
+        assert {"memory", "interfaces", "pressure"} == {
+            x.what for x in health.missing
+        }
+        assert "PermissionError" in {x.reason for x in health.missing}
+        assert health.facts.name_address is None
 
 
 def stored(**known):
@@ -379,14 +194,16 @@ def stored(**known):
 class TestStored:
     def test_well(self):
         """
-        A node that was well gives no finding.
+        A node that was well gives no finding, and the environments of its
+        workers without what may be a secret.
         """
         assert () == judge_node_facts(stored(), host="n1")
         assert 0 == node_facts(stored(), host="n1").gpus[0].index
+        assert ({"NCCL_DEBUG": "INFO"},) * 2 == environs_of(stored())
 
     def test_unwell(self):
         """
-        The same is told as of a node that is looked at now.
+        The findings are those of a node that is looked at now.
         """
         facts = stored(
             kernel=[
@@ -445,14 +262,6 @@ class TestStored:
 
         assert all(x.confidence != "certain" for x in found)
         assert all(x == {} for x in environs_of(broken))
-
-    def test_environs(self):
-        """
-        Every worker has its environment, without what may be a secret.
-        """
-        environs = environs_of(stored())
-
-        assert ({"NCCL_DEBUG": "INFO"},) * 2 == environs
 
     def test_interfaces(self):
         """

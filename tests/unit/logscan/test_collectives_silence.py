@@ -9,7 +9,6 @@ import pytest
 
 from distdebug.findings import Cause
 from distdebug.logscan import collective_findings, read_collective_logs
-from distdebug.logscan.collectives.rows import rows_of_file
 
 
 HOUR = 3600
@@ -64,7 +63,7 @@ def findings(lines, world_size=None):
 
 def write_old(folder, name, lines, *, age=HOUR):
     """
-    A file that nobody has written to for so many seconds.
+    A file that was not written to for so many seconds.
     """
     path = folder / name
     path.write_text("\n".join(lines) + "\n")
@@ -73,83 +72,150 @@ def write_old(folder, name, lines, *, age=HOUR):
     return path
 
 
-def test_an_unnamed_group_that_counts_as_the_job_does_is_all_of_it():
+GLOO = (
+    "RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81]"
+    " Timed out waiting 1800000ms for recv operation to complete"
+)
+LOST = (
+    "[rank{0}]:[E801 02:02:02.118721270 ProcessGroupNCCL.cpp:1515] [PG 0 "
+    "(default_pg) Rank {0}] Process group watchdog thread terminated with "
+    "exception: NCCL error: remote process exited or there was a network error,"
+    " NCCL version 2.20.5"
+)
+IN_CALL = (
+    "[rank{0}]: torch.distributed.DistBackendError: NCCL error in: /pytorch/torch"
+    "/csrc/distributed/c10d/NCCLUtils.hpp:268, remote process exited or there "
+    "was a network error, NCCL version 2.21.5"
+)
+CLOSED = (
+    "[rank2]: RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/"
+    "pair.cc:553] Connection closed by peer [10.0.0.7]:25001."
+)
+BROKEN = (
+    "n1:1:2 [0] ib.cc:1 NCCL WARN NET/IB : Got completion from peer "
+    "10.0.0.2<3> with error 12, opcode 0, len 0, vendor err 129"
+)
+
+
+def pairs(count, op="ALLREDUCE"):
     """
-    Most ranks of the job wait in it, each with its global rank.
+    The time-outs of ranks that are each the first of a group of their own.
     """
-    lines = [x for r in range(8) if r != 3 for x in both(r)]
-
-    (finding,) = findings(lines, 8)
-
-    assert (Cause.RANK_NOT_ARRIVED, (3,), "likely") == (
-        finding.cause,
-        finding.ranks,
-        finding.confidence,
-    )
-
-
-def test_a_gap_among_the_members_is_a_rank_that_says_nothing():
-    """
-    There must be one, however many more there are.
-    """
-    gap = [x for r in (4, 5, 6, 8, 9) for x in both(r, r - 4)]
-
-    (finding,) = findings(gap)
-    (two,) = findings(gap[4:])
-
-    assert (Cause.RANK_NOT_ARRIVED, (7,), "possible") == (
-        finding.cause,
-        finding.ranks,
-        finding.confidence,
-    )
-    assert (Cause.COLLECTIVE_TIMEOUT, ()) == (two.cause, two.ranks)
-
-
-@pytest.mark.parametrize("op", ["SEND", "RECV"])
-def test_the_only_silent_rank_holds_up_pipelines(op):
-    """
-    Each stage waits for the next one, and the last one waits for nobody.
-    """
-    lines = [
+    return [
         x
-        for r in range(3)
+        for r in range(count)
         for x in both(r, 0, op=op, seq=r + 5, group=f"PG ID 2 PG GUID {r}(pp)")
     ]
 
-    (finding,) = findings(lines, 4)
-    (unknown,) = findings(lines)
 
-    assert (Cause.RANK_NOT_ARRIVED, (3,), "possible") == (
-        finding.cause,
-        finding.ranks,
-        finding.confidence,
-    )
-    assert "of all ranks only this one says nothing" in finding.summary
-    assert "2 other groups waited because of it" in finding.summary
-    assert () == unknown.ranks
+# What is true, with lines, how many ranks there are, the cause, the ranks, how
+# sure that is, and what is said.
+VERDICTS = {
+    "an unnamed group that counts as the job does is all of it": (
+        [x for r in range(8) if r != 3 for x in both(r)],
+        8,
+        ("rank_not_arrived", (3,), "likely"),
+    ),
+    "a gap among the members is a rank that says nothing": (
+        [x for r in (4, 5, 6, 8, 9) for x in both(r, r - 4)],
+        None,
+        ("rank_not_arrived", (7,), "possible"),
+    ),
+    "a gap among few members may be of several ranks": (
+        [x for r in (6, 8, 9) for x in both(r, r - 4)],
+        None,
+        ("collective_timeout", (), "likely"),
+    ),
+    "the last stage of a pipeline receives from no rank": (
+        pairs(3, "RECV"),
+        4,
+        ("rank_not_arrived", (3,), "possible"),
+        "of all ranks only this one says nothing",
+        "2 other groups waited because of it",
+    ),
+    "the last stage of a pipeline sends to no rank": (
+        pairs(3, "SEND"),
+        4,
+        ("rank_not_arrived", (3,), "possible"),
+    ),
+    "a pipeline may have any number of stages": (
+        pairs(3, "SEND"),
+        None,
+        ("collective_timeout", (), "likely"),
+    ),
+    "few silent ranks are named": (
+        pairs(4),
+        6,
+        ("rank_not_arrived", (4, 5), "possible"),
+        "only these say nothing",
+    ),
+    "many silent ranks are not": (
+        pairs(4),
+        8,
+        ("collective_timeout", (), "likely"),
+    ),
+    "all ranks of a node may write to one file": (
+        [x for r in range(4) for x in both(7, r)],
+        None,
+        ("collective_timeout", (), "likely"),
+    ),
+    "without a prefix, the rank is that within the group": (
+        ["[PG ID 3 PG GUID 7(tp) Rank 1] " + caught(0, 1)[60:]],
+        None,
+        ("collective_timeout", (), "likely"),
+        "rank 1 of the group waited",
+    ),
+    "a rank that loses no connection left": (
+        [LOST.format(r) for r in range(8) if r != 3],
+        8,
+        ("rank_crashed", (3,), "likely"),
+    ),
+    "a rank that loses no connection in its call left": (
+        [IN_CALL.format(r) for r in range(8) if r != 3],
+        8,
+        ("rank_crashed", (3,), "likely"),
+    ),
+    "of two that lose no connection, one left": (
+        [LOST.format(r) for r in range(8) if r != 3],
+        9,
+        ("rank_crashed", (3, 8), "likely"),
+        "some of ranks 3,8 left",
+    ),
+    "of an unknown number of ranks, any may have left": (
+        [IN_CALL.format(r) for r in range(8) if r != 3],
+        None,
+        ("network_failure", (), "possible"),
+    ),
+    "what broke the network goes before who lost it": (
+        [BROKEN, LOST.format(0)],
+        2,
+        ("network_failure", (), "likely"),
+        "status 12",
+    ),
+    "a closed connection goes before many ranks that say nothing": (
+        [f"[rank0]: {GLOO}", CLOSED],
+        8,
+        ("rank_not_arrived", (2,), "possible"),
+    ),
+}
 
 
-def test_several_silent_ranks_are_named_if_they_are_few():
+@pytest.mark.parametrize("truth", VERDICTS)
+def test_verdict(truth):
     """
-    Half of those that speak at most.
+    What ranks say, and who says nothing, shows what went wrong.
     """
-    lines = [
-        x
-        for r in range(4)
-        for x in both(r, 0, seq=r + 5, group=f"PG ID 2 PG GUID {r}(tp)")
-    ]
+    lines, world_size, expected, *words = VERDICTS[truth]
 
-    (few,) = findings(lines, 6)
-    (many,) = findings(lines, 8)
+    (finding,) = findings(lines, world_size)
 
-    assert ((4, 5), "possible") == (few.ranks, few.confidence)
-    assert "only these say nothing" in few.summary
-    assert () == many.ranks
+    assert expected == (finding.cause, finding.ranks, finding.confidence)
+    assert [] == [x for x in words if x not in finding.summary], finding
 
 
 def test_the_silent_rank_is_the_member_that_nobody_named():
     """
-    A gathered result tells that there are two members, but not who.
+    A gathered result shows that there are two members, but not which.
     """
     lines = [
         *both(
@@ -196,39 +262,20 @@ def test_members_tell_their_ranks_where_groups_are_made():
     assert () == collective_findings(logs)
 
 
-def test_a_rank_that_is_twice_in_a_group_shows_that_ranks_are_wrong():
-    """
-    All ranks of a node wrote to one file.
-    """
-    lines = [x for r in range(4) for x in both(7, r)]
-
-    (finding,) = findings(lines)
-
-    assert Cause.COLLECTIVE_TIMEOUT == finding.cause
-
-
 @pytest.mark.parametrize(
-    "cut",
-    [
-        "[rank3]:",
-        "[rank3]:[E810",
-        "[rank3]:[E810 03:04:10.853447105",
-        "[rank3]:[E810 03:04:10.853447105 ProcessGroupNCCL.cpp:632]",
-    ],
-    ids=["rank", "level", "time", "source"],
+    "cut", [8, 13, 32, 58], ids=["rank", "level", "time", "source"]
 )
 def test_a_rank_that_stands_on_the_line_before_is_kept(cut, tmp_path):
     """
     Loggers break lines anywhere between words.
     """
     line = caught(3, 1)
-    lines = ["fine", cut, "      " + line[len(cut) :].lstrip()]
+    lines = ["fine", line[:cut], "      " + line[cut:].lstrip()]
 
-    of_lines = read_collective_logs(lines)
-    of_file = read_collective_logs(write_old(tmp_path, "a.log", lines))
+    for source in (lines, write_old(tmp_path, "a.log", lines)):
+        logs = read_collective_logs(source)
 
-    assert [(3, 1)] == [(x.rank, x.group_rank) for x in of_lines.timeouts]
-    assert [(3, 1)] == [(x.rank, x.group_rank) for x in of_file.timeouts]
+        assert [(3, 1)] == [(x.rank, x.group_rank) for x in logs.timeouts]
 
 
 def test_a_line_that_is_complete_keeps_its_own_rank():
@@ -240,12 +287,6 @@ def test_a_line_that_is_complete_keeps_its_own_rank():
     logs = read_collective_logs(lines)
 
     assert [3, None] == [x.rank for x in logs.timeouts]
-
-
-GLOO = (
-    "RuntimeError: [../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81]"
-    " Timed out waiting 1800000ms for recv operation to complete"
-)
 
 
 @pytest.mark.parametrize(
@@ -424,114 +465,23 @@ def test_old_logs_of_healthy_jobs_stay_without_a_finding(tmp_path, lines):
     assert () == findings(path)
 
 
-LOST = (
-    "[rank{0}]:[E801 02:02:02.118721270 ProcessGroupNCCL.cpp:1515] [PG 0 "
-    "(default_pg) Rank {0}] Process group watchdog thread terminated with "
-    "exception: NCCL error: remote process exited or there was a network error,"
-    " NCCL version 2.20.5"
-)
-IN_CALL = (
-    "[rank{0}]: torch.distributed.DistBackendError: NCCL error in: /pytorch/torch"
-    "/csrc/distributed/c10d/NCCLUtils.hpp:268, remote process exited or there "
-    "was a network error, NCCL version 2.21.5"
-)
-
-
-@pytest.mark.parametrize("line", [LOST, IN_CALL], ids=["watchdog", "call"])
-def test_who_does_not_complain_of_a_lost_connection_left(line):
-    """
-    Everyone else does.
-    """
-    lines = [line.format(r) for r in range(8) if r != 3]
-
-    (one,) = findings(lines, 8)
-    (two,) = findings(lines, 9)
-    (unknown,) = findings(lines)
-
-    assert (Cause.RANK_CRASHED, (3,), "likely") == (
-        one.cause,
-        one.ranks,
-        one.confidence,
-    )
-    assert "some of ranks 3,8 left" in two.summary
-    assert (Cause.NETWORK_FAILURE, (), "possible") == (
-        unknown.cause,
-        unknown.ranks,
-        unknown.confidence,
-    )
-
-
-def test_what_broke_the_network_goes_before_who_lost_it():
-    """
-    NCCL itself tells why.
-    """
-    warning = (
-        "n1:1:2 [0] ib.cc:1 NCCL WARN NET/IB : Got completion from peer "
-        "10.0.0.2<3> with error 12, opcode 0, len 0, vendor err 129"
-    )
-
-    (finding,) = findings([warning, LOST.format(0)], 2)
-
-    assert "status 12" in finding.summary
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("RuntimeError: Socket Timeout", "waited in the store"),
-        (
-            "RuntimeError: connect() timed out. Original timeout was 60000 ms.",
-            "within 60 s",
-        ),
-        (
-            (
-                "torch.distributed.DistNetworkError: The client socket has failed to"
-                " connect to any network address of (node-0, 29500). The client"
-            ),
-            "did not reach the store at node-0:29500",
-        ),
-        (
-            (
-                "RuntimeError: The server socket has failed to listen on any local "
-                "network address. The server socket has failed to bind to [::]:29500"
-                " (errno: 98 - Address already in use)."
-            ),
-            "the port of the store was taken",
-        ),
-        (
-            "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError",
-            "torchrun waited in vain for other nodes",
-        ),
-    ],
-    ids=["key", "old-connect", "never", "listen", "rendezvous"],
-)
-def test_further_ways_not_to_meet_are_known(line, words):
-    """
-    Older and newer torch say it in other words.
-    """
-    (finding,) = findings([line])
-
-    assert words in finding.summary
-    assert finding.cause in {
-        Cause.RENDEZVOUS_TIMEOUT,
-        Cause.NODE_MISCONFIGURED,
-    }
+C10D = "socket.cpp:601] [c10d] "
 
 
 @pytest.mark.parametrize(
     "line",
     [
         (
-            "[W socket.cpp:601] [c10d] The client socket has failed to connect to "
-            "[localhost]:29500 (errno: 99 - Cannot assign requested address)."
+            f"[W {C10D}The client socket has failed to connect to [localhost]:29500 (errno: "
+            "99 - Cannot assign requested address)."
         ),
         (
-            "[W socket.cpp:426] [c10d] The server socket has failed to bind to "
-            "[::]:29500 (errno: 98 - Address already in use)."
+            f"[W {C10D}The server socket has failed to bind to [::]:29500 (errno: 98 - "
+            "Address already in use)."
         ),
         (
-            "[E socket.cpp:462] [c10d] The server socket has failed to listen on "
-            "any local network address."
+            f"[E {C10D}The server socket has failed to listen on any local network "
+            "address."
         ),
         (
             "The node 'a_1_0' has failed to shutdown the rendezvous 'none' due to "
@@ -546,21 +496,9 @@ def test_further_ways_not_to_meet_are_known(line, words):
 )
 def test_warnings_while_nodes_meet_are_fine(line):
     """
-    They try again, or somebody else has what they need.
+    They try again, or another process has what they need.
     """
     assert () == findings([line])
-
-
-def test_ranks_within_a_group_are_told_as_such():
-    """
-    Without a prefix, global ranks are not known.
-    """
-    line = "[PG ID 3 PG GUID 7(tp) Rank 1] " + caught(0, 1)[60:]
-
-    (finding,) = findings([line])
-
-    assert () == finding.ranks
-    assert "rank 1 of the group waited" in finding.summary
 
 
 def test_a_status_behind_an_unnamed_timeout_tells_its_group():
@@ -577,51 +515,20 @@ def test_a_status_behind_an_unnamed_timeout_tells_its_group():
     assert ("0", (0, 1)) == (finding.group.name, finding.group.ranks)
 
 
-def test_what_torch_found_is_believed_without_a_timeout():
-    """
-    Its line may be the only one that is left.
-    """
-    line = (
-        "[rank0]:[E810 03:04:10.853547105 ProcessGroupNCCL.cpp:1] [PG ID 0 PG "
-        "GUID 0(default_pg) Rank 0] [3] finished collective #77, but didn't "
-        "join collective #78 (count from 1)"
-    )
-
-    (finding,) = findings([line])
-
-    assert (Cause.RANK_NOT_ARRIVED, (3,)) == (finding.cause, finding.ranks)
-
-
-def test_who_is_closed_upon_goes_before_many_that_say_nothing():
-    """
-    Most of the logs are not there.
-    """
-    closed = (
-        "[rank2]: RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/"
-        "pair.cc:553] Connection closed by peer [10.0.0.7]:25001."
-    )
-
-    (finding,) = findings(["[rank0]: " + GLOO, closed], 8)
-
-    assert (2,) == finding.ranks
-
-
-def test_a_file_that_goes_away_meanwhile_is_told(tmp_path, monkeypatch):
+def test_a_file_that_goes_away_meanwhile_is_reported(tmp_path, monkeypatch):
     """
     Logs are rotated while they are read.
     """
     path = write_old(tmp_path, "a.log", [caught(1)])
+    real_open = os.open
 
-    def read_gone(file):
-        """
-        Remove it just before it is read.
-        """
-        path.unlink()
-        return rows_of_file(file)
+    def open_gone(file, *args, **options):
+        if str(file) == str(path):
+            path.unlink(missing_ok=True)
+        return real_open(file, *args, **options)
 
-    monkeypatch.setattr(
-        "distdebug.logscan.collectives.gather.rows_of_file", read_gone
-    )
+    monkeypatch.setattr(os, "open", open_gone)
+
     logs = read_collective_logs(path)
 
     assert [str(path)] == [x.source for x in logs.missing]
@@ -653,7 +560,7 @@ RESET = (
 )
 def test_who_has_an_empty_file_is_missed(tmp_path, name):
     """
-    The files of a launch tell how many ranks there are.
+    The files of a launch show how many ranks there are.
     """
     texts = {0: TIMED_OUT, 1: TIMED_OUT, 2: "", 3: TIMED_OUT}
 
@@ -677,7 +584,7 @@ def test_who_has_an_empty_file_is_missed(tmp_path, name):
 )
 def test_files_that_may_not_be_all(tmp_path, texts):
     """
-    Files that are not those of ranks 0 to N - 1 do not tell how many.
+    Files that are not those of ranks 0 to N - 1 do not show how many.
     """
     logs = launch(tmp_path, texts)
 
@@ -728,7 +635,7 @@ def test_who_left_does_not_complain(tmp_path, quiet, size, confidence, says):
 
 def test_too_many_that_do_not_complain(tmp_path):
     """
-    If most ranks say nothing, or none does, nobody is blamed.
+    If most ranks say nothing, or none does, no rank is blamed.
     """
     few = launch(tmp_path / "few", {0: RESET, 1: "", 2: ""})
     every = launch(tmp_path / "every", {0: RESET, 1: RESET})

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import pytest
 
-from distdebug.logscan import scan_logs
-
 
 HEALTHY = {
     "megatron": """
@@ -403,12 +401,10 @@ AssertionError: can only test a child process
 
 
 @pytest.mark.parametrize("name", HEALTHY)
-def test_healthy(tmp_path, name):
+def test_healthy(scan, name):
     """
     Nothing is found in a log of a job that is well.
     """
-    (tmp_path / "job.log").write_text(HEALTHY[name])
-
-    report = scan_logs(tmp_path)
+    report = scan(HEALTHY[name])
 
     assert () == report.findings, report

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import pytest
 
-from distdebug.logscan import scan_logs
-
 
 REAL = r"""
 ERROR 06-11 03:40:11 [core.py:700] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB
@@ -82,41 +80,36 @@ Legend: X = uncorrectable ECC errors
 
 
 @pytest.mark.parametrize("number", range(len(REAL)))
-def test_real(tmp_path, number):
+def test_real(scan, number):
     """
     An error is found, whatever a logger or a program writes before it.
     """
-    (tmp_path / "job.log").write_text(f"start\n{REAL[number]}\n")
-
-    report = scan_logs(tmp_path)
+    report = scan(f"start\n{REAL[number]}\n")
 
     assert report.findings
     assert "possible" != report.findings[0].confidence
 
 
 @pytest.mark.parametrize("number", range(len(QUOTED)))
-def test_quoted(tmp_path, number):
+def test_quoted(scan, number):
     """
     Questions, answers, help texts, and lists of changes are no errors.
     """
-    (tmp_path / "job.log").write_text(f"start\n{QUOTED[number]}\n")
-
-    report = scan_logs(tmp_path)
+    report = scan(f"start\n{QUOTED[number]}\n")
 
     assert () == report.findings
 
 
-def test_users(tmp_path):
+def test_users(scan, tmp_path):
     """
-    Who writes a rule of his own gets all that fits it.
+    A rule of the user finds all that fits it.
     """
     rules = tmp_path / "mine.toml"
     rules.write_text(
         '[[rule]]\nname = "mine"\nwords = ["tokens gone"]\n'
         'cause = "io_wait"\nsays = "the tokens are gone"\n'
     )
-    (tmp_path / "job.log").write_text("Response: why are the tokens gone?\n")
 
-    report = scan_logs(tmp_path / "job.log", rules=[rules])
+    report = scan("Response: why are the tokens gone?\n", rules=[rules])
 
     assert "mine" == report.groups[0].rule

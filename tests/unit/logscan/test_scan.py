@@ -1,5 +1,5 @@
 """
-What went wrong, as files of logs tell.
+What went wrong, as files of logs show.
 """
 
 from __future__ import annotations
@@ -10,35 +10,32 @@ import json
 import lzma
 import os
 import pickle
+import threading
+
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from distdebug.errors import LogError, NoLogsError
 from distdebug.findings import Cause
-from distdebug.logscan import (
-    blocks,
-    files,
-    gather,
-    part,
-    place,
-    plan,
-    scan,
-    scan_logs,
-)
+from distdebug.logscan import files, part, plan, scan_logs
 
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
 CLOSED = "RuntimeError: [pair.cc:547] Connection closed by peer [::1]:7\n"
 TIMEOUT = "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(\n"
 FULL = "OSError: [Errno 28] No space left on device\n"
-
-
-def write(folder, **texts):
-    """
-    Files of logs.
-    """
-    for name, text in texts.items():
-        (folder / f"{name}.log").write_text(text)
+TRACE = """\
+Traceback (most recent call last):
+  File "/a.py", line 1, in f
+    f()
+X: y
+"""
+# What a thread reads at once, and what of it is searched for words at once.
+BLOCK, PIECE = (1 << 22) + (1 << 15), 1 << 19
+# What is read behind a block, for what begins at its end.
+AHEAD = 1 << 17
 
 
 def causes(report):
@@ -48,99 +45,82 @@ def causes(report):
     return [finding.cause for finding in report.findings]
 
 
-def test_first_cause_first(tmp_path):
+@pytest.mark.parametrize(
+    ("logs", "expected"),
+    [
+        (
+            {
+                "rank_0": CLOSED
+                + "Sending process 7 closing signal SIGTERM\n",
+                "rank_1": TIMEOUT,
+                "rank_3": OOM,
+            },
+            [
+                *("gpu_out_of_memory", "collective_timeout"),
+                *("network_failure", "killed"),
+            ],
+        ),
+        (
+            {
+                "a": f"2026-02-20 02:05:00 x\n{FULL}",
+                "b": f"2026-02-20 02:04:00 x\nno time here\n{OOM}",
+            },
+            ["gpu_out_of_memory", "disk_full"],
+        ),
+        (
+            {"a": f"x\n{FULL}{OOM}", "b": OOM},
+            ["disk_full", "gpu_out_of_memory"],
+        ),
+    ],
+    ids=["cause", "time", "place"],
+)
+def test_first_cause_first(scan, logs, expected):
     """
-    What brings a job down comes before what follows, however late it is told.
+    What brings a job down comes before what follows; of what is alike, the
+    earlier comes first; without times, the order of files and lines decides.
     """
-    write(
-        tmp_path,
-        rank_0=CLOSED + "Sending process 7 closing signal SIGTERM\n",
-        rank_1=TIMEOUT,
-        rank_3=OOM,
-    )
+    report = scan(**logs)
 
-    report = scan_logs(tmp_path)
-
-    assert Cause.GPU_OUT_OF_MEMORY == report.findings[0].cause
-    assert (3,) == report.findings[0].ranks
-    assert Cause.COLLECTIVE_TIMEOUT == report.findings[1].cause
-    assert {Cause.NETWORK_FAILURE, Cause.KILLED} == set(causes(report)[2:])
+    assert expected == causes(report)
 
 
-def test_first_in_time_first(tmp_path):
-    """
-    Of two causes the earlier comes first, whatever its file is called.
-    """
-    write(
-        tmp_path,
-        a=f"2026-02-20 02:05:00 x\n{FULL}",
-        b=f"2026-02-20 02:04:00 x\nno time here\n{OOM}",
-    )
-
-    report = scan_logs(tmp_path)
-
-    assert [Cause.GPU_OUT_OF_MEMORY, Cause.DISK_FULL] == causes(report)
-    assert 60 == report.groups[1].first.time - report.groups[0].first.time
-
-
-def test_first_of_all_files(tmp_path):
+def test_first_of_all_files(scan):
     """
     The first of several lines is the first in time.
     """
-    write(
-        tmp_path,
+    report = scan(
         rank_1=f"2026-02-20 02:05:00 {FULL}",
         rank_2=f"2026-02-20 02:04:00 {FULL}",
         rank_3=f"2026-02-20 02:04:30 {FULL}",
     )
 
-    (group,) = scan_logs(tmp_path).groups
-
-    assert 2 == group.first.rank
-    assert 1 == group.last.rank
+    (group,) = report.groups
+    assert (2, 1) == (group.first.rank, group.last.rank)
+    assert 60 == group.last.time - group.first.time
     assert (1, 2, 3) == group.ranks
-    assert 3 == len(group.files)
-    assert 3 == group.count
+    assert (3, 3) == (len(group.files), group.count)
 
 
-def test_order_of_files(tmp_path):
+def test_ray(scan):
     """
-    Without times, the order of files and lines decides.
+    Lines that Ray folded count as many, and say who printed them.
     """
-    write(tmp_path, a=f"x\n{FULL}{OOM}", b=OOM)
-
-    report = scan_logs(tmp_path)
-
-    assert [Cause.DISK_FULL, Cause.GPU_OUT_OF_MEMORY] == causes(report)
-    assert ["line 2", "line 3"] == [x.first.location for x in report.groups]
-
-
-def test_ray(tmp_path):
-    """
-    Lines that Ray folded count as many, and tell who printed them.
-    """
-    write(
-        tmp_path,
-        driver=(
-            "\x1b[36m(Actor(rank=5) pid=7, ip=10.0.0.2)\x1b[0m "
-            f"{OOM.rstrip()} [repeated 17x across cluster]\n"
-            f"(Other pid=8) {FULL}"
-        ),
+    report = scan(
+        "\x1b[36m(Actor(rank=5) pid=7, ip=10.0.0.2)\x1b[0m "
+        f"{OOM.rstrip()} [repeated 17x across cluster]\n"
+        f"(Other pid=8) {FULL}"
     )
 
-    report = scan_logs(tmp_path)
     first, second = report.groups
-
-    assert 17 == first.count
+    assert (17, 1) == (first.count, second.count)
     assert (5,) == first.ranks
     assert ("10.0.0.2", 7) == (first.origins[0].ip, first.origins[0].pid)
     assert "Other (pid 8): a file" == report.findings[1].summary[:21]
-    assert 1 == second.count
 
 
 def test_torchrun_folder(tmp_path):
     """
-    The folders of torchrun tell ranks, as long as they are of one node.
+    The folders of torchrun show ranks, as long as they are of one node.
     """
     for rank in (0, 3):
         folder = tmp_path / "none_ab" / "attempt_0" / str(rank)
@@ -157,51 +137,40 @@ def test_torchrun_folder(tmp_path):
     assert () == two.ranks
 
 
+RANKS = [
+    ("rank_3.log", OOM, (3,)),
+    ("stdout-rank12.txt", OOM, (12,)),
+    ("rank=7.log", OOM, (7,)),
+    ("rank_9/stderr.log", OOM, (9,)),
+    ("rank_1_of_rank_2.log", OOM, ()),
+    ("crank_3.log", OOM, ()),
+    ("job.log", f"[rank5]: {OOM}", (5,)),
+    ("job.log", f"[default2]:{OOM}", (2,)),
+    ("job.log", f"(W rank=1 pid=9) {OOM}", (1,)),
+    ("job.log", f"[Rank 6] {OOM}", (6,)),
+    ("job.log", f"rank: 6 {OOM}", (6,)),
+    ("job.log", f"local rank 6 {OOM}", ()),
+    ("job.log", f"[PG 1 Rank 0] {OOM}", ()),
+    ("rank_3.log", f"rank 5 says {OOM}", (3,)),
+]
+
+
 @pytest.mark.parametrize(
     ("name", "text", "ranks"),
-    [
-        pytest.param("rank_3.log", OOM, (3,), id="file"),
-        pytest.param("stdout-rank12.txt", OOM, (12,), id="file-2"),
-        pytest.param("rank=7.log", OOM, (7,), id="file-3"),
-        pytest.param("rank_1_of_rank_2.log", OOM, (), id="file-two"),
-        pytest.param("job.log", f"[rank5]: {OOM}", (5,), id="torch"),
-        pytest.param("job.log", f"[default2]:{OOM}", (2,), id="torchrun"),
-        pytest.param("job.log", f"[Rank 6] {OOM}", (6,), id="text"),
-        pytest.param("job.log", f"rank: 6 {OOM}", (6,), id="text-2"),
-        pytest.param("job.log", f"local rank 6 {OOM}", (), id="local"),
-        pytest.param(
-            "job.log", f"[PG 1 Rank 0] {OOM}", (), id="rank-in-group"
-        ),
-        pytest.param(
-            "rank_3.log", f"rank 5 says {OOM}", (3,), id="file-before-text"
-        ),
-        pytest.param("crank_3.log", OOM, (), id="other-word"),
-        pytest.param(
-            "job.log", f"(W rank=1 pid=9) {OOM}", (1,), id="vllm-worker"
-        ),
-    ],
+    RANKS,
+    # A folder is called after the test, and must not name a rank.
+    ids=range(len(RANKS)),
 )
 def test_ranks(tmp_path, name, text, ranks):
     """
-    Ranks are told by prefixes, by names of files, and by texts.
+    Ranks are known from prefixes, names of files and folders, and texts.
     """
+    (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text(text)
 
     (finding,) = scan_logs(tmp_path).findings
 
     assert ranks == finding.ranks
-
-
-def test_folder_of_a_rank(tmp_path):
-    """
-    A folder may be called after a rank, too.
-    """
-    (tmp_path / "rank_9").mkdir()
-    (tmp_path / "rank_9" / "stderr.log").write_text(OOM)
-
-    (finding,) = scan_logs(tmp_path).findings
-
-    assert (9,) == finding.ranks
 
 
 @pytest.mark.parametrize(
@@ -221,31 +190,45 @@ def test_packed(tmp_path, suffix, pack):
 
     report = scan_logs(tmp_path)
 
-    assert Cause.GPU_OUT_OF_MEMORY in causes(report)
-    assert Cause.DISK_FULL in causes(report)
+    assert {Cause.GPU_OUT_OF_MEMORY, Cause.DISK_FULL} == set(causes(report))
     assert "line 50002" == report.groups[1].first.location
-    missing = {m.source[-8 - len(suffix) + 3 :] for m in report.missing}
-    assert 2 == len(missing)
+    assert {f"b.log{suffix}", f"c.log{suffix}"} == {
+        Path(missing.source).name for missing in report.missing
+    }
 
 
-def test_bomb(tmp_path, monkeypatch):
+def test_bomb(tmp_path):
     """
     A packed file that holds far too much is not read to its end.
     """
-    monkeypatch.setattr(files, "_MOST_UNPACKED", 1000)
-    (tmp_path / "a.log.gz").write_bytes(gzip.compress(bytes(100_000)))
+    data = OOM.encode() + bytes(17 << 20)
+    (tmp_path / "a.log.bz2").write_bytes(bz2.compress(data))
 
     report = scan_logs(tmp_path)
 
-    assert 1000 == report.bytes_read
-    assert "only its first 1,000 bytes" in report.missing[0].reason
+    assert 17 << 20 > report.bytes_read
+    assert [Cause.GPU_OUT_OF_MEMORY] == causes(report)
+    assert "unpacks to more than 16.0 MiB" in report.missing[0].reason
+
+
+def test_most_bytes_of_a_packed_file(tmp_path):
+    """
+    Of a packed file the beginning is read, as far as it is allowed to.
+    """
+    (tmp_path / "a.log.gz").write_bytes(gzip.compress(bytes(100_000)))
+
+    report = scan_logs(tmp_path, most_bytes=50)
+
+    assert 50 == report.bytes_read
+    assert "only its first 50 bytes" in report.missing[0].reason
 
 
 def test_most_bytes(tmp_path):
     """
     Where there is too much, small files are read whole and of others the end.
     """
-    write(tmp_path, big="x" * 99_000 + "\n" + OOM, small=FULL)
+    (tmp_path / "big.log").write_text("x" * 99_000 + "\n" + OOM)
+    (tmp_path / "small.log").write_text(FULL)
 
     report = scan_logs(tmp_path, most_bytes=10_000)
 
@@ -259,11 +242,11 @@ def test_most_bytes(tmp_path):
     assert f"byte {99_001}" == oom.first.location
 
 
-def test_junk(tmp_path):
+def test_junk(scan):
     """
     Bytes that are no text, and lines without an end, do no harm.
     """
-    (tmp_path / "a.log").write_bytes(
+    report = scan(
         bytes(range(256)) * 5_000
         + b"\n\x00\x00"
         + OOM.encode()
@@ -272,107 +255,120 @@ def test_junk(tmp_path):
         + b"y" * 3_000_000
     )
 
-    report = scan_logs(tmp_path)
-
     assert {Cause.DISK_FULL, Cause.GPU_OUT_OF_MEMORY} == set(causes(report))
     assert all(len(f.evidence[0].quote) <= 320 for f in report.findings)
-    assert str(report).isprintable() or "\x00" not in str(report)
+    assert str(report).replace("\n", "").isprintable()
 
 
-def test_parts_of_a_file(tmp_path, monkeypatch):
+@pytest.mark.parametrize("shift", range(0, 150, 12))
+def test_parts_of_a_file(scan, monkeypatch, shift):
     """
-    However a file is divided, each line is found once, with its number.
+    However a file is divided among threads, each line is found once, with its
+    number, and none of a traceback that begins in another part.
     """
+    # Really, files are divided beyond 128 MiB.
     monkeypatch.setattr(files, "_PART", 5_000)
-    monkeypatch.setattr(blocks, "_SIZE", 1_000)
-    monkeypatch.setattr(blocks, "AHEAD", 600)
-    for module in (blocks, part, place):
-        monkeypatch.setattr(module, "BEHIND", 500)
-    trace = (
-        "Traceback (most recent call last):\n"
-        '  File "/a.py", line 1, in f\n'
-        "    f()\n"
-        "ValueError: x\n"
-    )
-    text = "".join(
+    trace = TRACE.replace("X: y\n", FULL)
+    text = "x" * shift + "".join(
         f"step {n}\n" + (FULL if n % 7 == 0 else trace if n % 5 == 0 else "")
-        for n in range(3_000)
+        for n in range(400)
     )
-    write(tmp_path, a=text)
 
-    report = scan_logs(tmp_path)
+    report = scan(text)
+
     (group,), (traces,) = report.groups, report.tracebacks
     rows = text.splitlines()
-
-    assert text.count(FULL) == group.count
-    assert text.count(trace) == traces.count
-    assert rows.index(FULL.strip()) + 1 == group.first.line
     last = len(rows) - rows[::-1].index("Traceback (most recent call last):")
+    assert text.count(trace) == traces.count
+    assert text.count(FULL) - text.count(trace) == group.count
+    assert rows.index(FULL.strip()) + 1 == group.first.line
     assert last == traces.group.last.line
-    assert ["ValueError: x"] == list(map(str, traces.errors))
+    assert [FULL.strip()] == list(map(str, traces.errors))
 
 
-def test_flood(tmp_path, monkeypatch):
+@pytest.mark.parametrize("before", range(0, len(FULL + TRACE) + 9, 12))
+def test_blocks_of_a_file(scan, before):
+    """
+    Where a block ends that is read at once, each line is found once, too.
+    """
+    filler = f"{'step loss 1 ' * 85}\n" * (BLOCK // 1000 + 1)
+    found = FULL + TRACE
+    text = f"\n{filler[-(BLOCK - before) :]}{found}"
+    text += f"{filler[-(AHEAD - len(found)) :]}{found}{filler[: 2 * AHEAD]}\n"
+
+    report = scan(text)
+
+    (group,), (traces,) = report.groups, report.tracebacks
+    row = text[: text.index(FULL)].count("\n") + 1
+    assert (2, row) == (group.count, group.first.line)
+    assert (2, row + 1) == (traces.count, traces.group.first.line)
+    assert ["X: y"] == list(map(str, traces.errors))
+
+
+def test_flood(scan, monkeypatch):
     """
     Of very many lines of a kind only some are looked at; others are found.
     """
+    # Really, 2,000, and as many tracebacks take seconds to read.
     monkeypatch.setattr(plan, "MOST_ALIKE", 50)
     monkeypatch.setattr(part, "MOST_ALIKE", 50)
-    monkeypatch.setattr(part, "_MOST_IDLE", 100)
-    monkeypatch.setattr(blocks, "_SIZE", 4_000)
-    monkeypatch.setattr(blocks, "AHEAD", 600)
-    for module in (blocks, part, place):
-        monkeypatch.setattr(module, "BEHIND", 500)
-    trace = (
-        'Traceback (most recent call last):\n  File "a", line 1, in f\nX: y\n'
-    )
-    text = FULL * 1000 + trace * 1000 + FULL * 1000 + OOM
-    write(tmp_path, a=text)
+    text = FULL * 100 + TRACE * 100 + FULL * 100 + OOM
 
-    report = scan_logs(tmp_path)
-    full = next(x for x in report.groups if x.rule == "disk full")
-    oom = next(x for x in report.groups if x.rule == "CUDA out of memory")
+    report = scan(text)
 
-    assert full.is_more
-    assert 50 == full.count
+    groups = {group.rule: group for group in report.groups}
+    assert groups["disk full"].is_more
+    assert 50 == groups["disk full"].count
     assert report.tracebacks[0].group.is_more
-    assert text.count("\n") == oom.first.line
+    assert text.count("\n") == groups["CUDA out of memory"].first.line
     assert 3 == len(report.findings)
     assert "at least 50 times" in str(report)
 
 
-def test_long_traceback(tmp_path):
+def test_flood_of_lines(scan):
+    """
+    Of each kind at least 2,000 lines are counted.
+    """
+    report = scan(FULL * 2_050)
+
+    assert [2_000] == [group.count for group in report.groups]
+
+
+def test_long_traceback(scan):
     """
     Whatever follows a header, it is not read for ever.
     """
-    write(tmp_path, a="Traceback (most recent call last):\n" + "  x\n" * 3_000)
+    report = scan("Traceback (most recent call last):\n" + "  x\n" * 3_000)
 
-    (group,) = scan_logs(tmp_path).groups
-
-    assert "Python exception" == group.rule
+    assert ["Python exception"] == [group.rule for group in report.groups]
 
 
-def test_kinds(tmp_path, monkeypatch):
+def test_kinds(scan, tmp_path):
     """
-    The number of kinds that are told apart is limited.
+    The number of kinds that are distinguished is limited.
     """
-    monkeypatch.setattr(gather, "_MOST_KINDS", 3)
-    text = "".join(
-        f'Traceback (most recent call last):\n  File "a", line 1, in f{n}x\n'
-        "ValueError: y\nok\n"
-        for n in range(9)
+    rules = tmp_path / "mine.toml"
+    rules.write_text(
+        "".join(
+            f"[[rule]]\nname = '{name}'\nwords = ['{name}']\nsays = 'x'\n"
+            f"pattern = '{name} (?P<key>[0-9]+)'\n"
+            for name in ("apples", "pears")
+        )
     )
-    write(tmp_path, a=text)
 
-    assert 3 == len(scan_logs(tmp_path).tracebacks)
+    report = scan(
+        "".join(f"apples {n}\npears {n}\n" for n in range(1_100)),
+        rules=[rules],
+    )
+
+    assert 2_000 == len(report.groups)
 
 
-def test_nobody(tmp_path):
+def test_missing(tmp_path):
     """
-    Where there is no log, that is an error; files that are lost are told.
+    Where there is no log, that is an error; files that are lost are reported.
     """
-    write(tmp_path, a=OOM)
-    (tmp_path / "pipe.log").unlink(missing_ok=True)
+    (tmp_path / "a.log").write_text(OOM)
     os.mkfifo(tmp_path / "pipe.log")
     (tmp_path / "empty").mkdir()
 
@@ -388,52 +384,59 @@ def test_nobody(tmp_path):
         scan_logs(tmp_path / "none")
 
 
-def test_unreadable(tmp_path, monkeypatch):
+def test_unreadable(scan, monkeypatch):
     """
     A file that cannot be read does not lose the others.
     """
-    write(tmp_path, a=OOM, b=FULL)
-    open_log = blocks.open_log
+    real_open = os.open
 
-    def refuse(path):
-        if path.endswith("a.log"):
+    def refuse(path, *args, **options):
+        if str(path).endswith("a.log"):
             raise PermissionError(13, "Permission denied")
-        return open_log(path)
+        return real_open(path, *args, **options)
 
-    monkeypatch.setattr(blocks, "open_log", refuse)
+    monkeypatch.setattr(os, "open", refuse)
 
-    report = scan_logs(tmp_path)
+    report = scan(a=OOM, b=FULL)
 
     assert [Cause.DISK_FULL] == causes(report)
-    assert "Permission denied" == report.missing[0].reason
+    assert ["Permission denied"] == [x.reason for x in report.missing]
 
 
-def test_rotated_away(tmp_path, monkeypatch):
+def cut(path):
     """
-    Nor does one that is gone when its turn comes.
+    Leave little of a file.
     """
-    write(tmp_path, a=OOM, b=FULL)
-    walk_logs = files.walk_logs
+    os.truncate(path, len(FULL))
 
-    def walk(paths):
-        walked = walk_logs(paths)
-        yield from walked
-        (tmp_path / "c.log").unlink(missing_ok=True)
-        yield tmp_path / "c.log"
 
-    class Walk(list):
-        """
-        The files, with nothing missing.
-        """
+@pytest.mark.parametrize(
+    ("change", "reasons"),
+    [(os.unlink, ["No such file or directory"]), (cut, [])],
+    ids=["gone", "cut"],
+)
+@pytest.mark.parametrize("is_late", [False, True], ids=["early", "late"])
+def test_rotated_away(scan, monkeypatch, change, reasons, is_late):
+    """
+    Nor does one that is gone, or shorter, when its turn comes.
+    """
+    real_stat = Path.stat
 
-        missing = ()
+    def stat(path, **options):
+        is_it = path.name == "c.log"
+        if is_it and not is_late:
+            change(path)
+        status = real_stat(path, **options)
+        if is_it and is_late:
+            change(path)
+        return status
 
-    monkeypatch.setattr(files, "walk_logs", lambda paths: Walk(walk(paths)))
+    monkeypatch.setattr(Path, "stat", stat)
 
-    report = scan_logs(tmp_path)
+    report = scan(a=OOM, b=FULL, c=FULL * 9)
 
     assert 2 == len(report.findings)
-    assert "No such file" in report.missing[0].reason
+    assert reasons == [x.reason for x in report.missing]
 
 
 def test_links(tmp_path):
@@ -442,8 +445,8 @@ def test_links(tmp_path):
     """
     folder = tmp_path / "logs"
     folder.mkdir()
-    write(tmp_path, secret=OOM)
-    write(folder, a=FULL)
+    (tmp_path / "secret.log").write_text(OOM)
+    (folder / "a.log").write_text(FULL)
     (folder / "out.log").symlink_to(tmp_path / "secret.log")
     (folder / "again.log").symlink_to(folder / "a.log")
 
@@ -455,36 +458,42 @@ def test_links(tmp_path):
 
 def test_tell(tmp_path):
     """
-    Progress is told, up to the end.
+    Progress is reported, up to the end.
     """
-    write(tmp_path, a=OOM * 100, b=FULL)
-    told = []
+    (tmp_path / "a.log").write_text(OOM * 100)
+    (tmp_path / "b.log").write_text(FULL)
+    calls = []
 
-    scan_logs(tmp_path, tell=lambda *numbers: told.append(numbers))
+    scan_logs(tmp_path, tell=lambda *numbers: calls.append(numbers))
 
     total = 100 * len(OOM) + len(FULL)
-    assert (total, total) == told[-1]
-    assert told == sorted(told)
+    assert (total, total) == calls[-1]
+    assert calls == sorted(calls)
 
 
 def test_interrupted(tmp_path, monkeypatch):
     """
-    Whoever interrupts does not wait until all is read.
+    An interrupt does not wait until all is read, and leaves no thread.
     """
-    monkeypatch.setattr(files, "_PART", 1_000)
-    monkeypatch.setattr(scan, "_TELL_S", 0.0)
-    write(tmp_path, a="x\n" * 100_000)
-    told = []
+    for n in range(20):
+        with (tmp_path / f"{n:02}.log").open("wb") as file:
+            file.truncate(1 << 24)
+    real_open, opened = os.open, []
 
-    def tell(*numbers):
-        told.append(numbers)
+    def note(path, *args, **options):
+        opened.append(path)
+        return real_open(path, *args, **options)
+
+    def interrupt(*_):
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        scan_logs(tmp_path, tell=tell, threads=1)
+    monkeypatch.setattr(os, "open", note)
 
-    assert 1 == len(told)
-    assert told[0][0] < told[0][1]
+    with pytest.raises(KeyboardInterrupt):
+        scan_logs(tmp_path, tell=interrupt, threads=1)
+
+    assert 20 > len(opened)
+    assert not any("distdebug" in x.name for x in threading.enumerate())
 
 
 @pytest.mark.parametrize("name", ["most_bytes", "threads"])
@@ -496,28 +505,33 @@ def test_nonsense(tmp_path, name):
         scan_logs(tmp_path, **{name: 0})
 
 
-def test_cores(monkeypatch):
+def test_cores(tmp_path, monkeypatch):
     """
     There are never more threads than cores.
     """
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    names = set()
+    for n in range(20):
+        (tmp_path / f"{n}.log").write_text(OOM * 100)
 
-    assert 1 == scan._cores()
+    scan_logs(
+        tmp_path,
+        tell=lambda *_: names.update(x.name for x in threading.enumerate()),
+    )
+
+    assert ["distdebug-logs_0"] == [x for x in names if "logs" in x]
 
 
 def test_plain_data(tmp_path):
     """
     A report is plain data, and can be pickled.
     """
-    trace = (
-        'Traceback (most recent call last):\n  File "a", line 1, in f\nX: y\n'
-    )
-    write(tmp_path, rank_0=f"[rank0]: {OOM}" + trace)
+    (tmp_path / "rank_0.log").write_text(f"[rank0]: {OOM}{TRACE}")
 
     report = scan_logs([tmp_path, tmp_path / "none"])
-    data = json.loads(json.dumps(report.to_dict()))
 
+    data = json.loads(json.dumps(report.to_dict()))
     assert 2 == len(data["findings"]) == len(report.to_records())
     assert "gpu_out_of_memory" == data["groups"][0]["cause"]
     assert "X" == data["tracebacks"][0]["errors"][0]["type"]
@@ -529,16 +543,12 @@ def test_text(tmp_path):
     """
     A report reads well on a terminal.
     """
-    trace = (
-        'Traceback (most recent call last):\n  File "a", line 1, in f\nX: y\n'
+    (tmp_path / "rank_3.log").write_text(
+        f"{OOM}{TRACE}UserWarning: hello\n"
+        "tokenizers: The current process just got forked\n"
     )
-    write(
-        tmp_path,
-        rank_3=OOM
-        + trace
-        + "UserWarning: hello\n"
-        + "tokenizers: The current process just got forked\n",
-        other="".join(f"NVRM: Xid (PCI:0): {n}, x\n" for n in range(200, 230)),
+    (tmp_path / "other.log").write_text(
+        "".join(f"NVRM: Xid (PCI:0): {n}, x\n" for n in range(200, 230))
     )
 
     text = str(scan_logs([tmp_path, tmp_path / "none"]))
@@ -550,47 +560,27 @@ def test_text(tmp_path):
     assert "read: 2 files" in text
 
 
-def test_text_of_nothing(tmp_path):
+def test_nothing(scan):
     """
-    Where nothing went wrong, it says so.
+    Where nothing went wrong, the report says so; notebooks show its text.
     """
-    write(tmp_path, a="step 1\n")
+    report = scan("step 1\n")
+    printer = SimpleNamespace(text=[].append)
+    shown = printer.text.__self__
 
-    report = scan_logs(tmp_path)
-
-    assert str(report).startswith("nothing went wrong")
-    assert report.findings == ()
-
-
-def test_pretty(tmp_path):
-    """
-    Notebooks show the text.
-    """
-    write(tmp_path, a="step 1\n")
-    report = scan_logs(tmp_path)
-
-    class Printer(list):
-        """
-        What a notebook hands over.
-        """
-
-        text = list.append
-
-    printer = Printer()
     report._repr_pretty_(printer, False)
     report._repr_pretty_(printer, True)
 
-    assert [str(report), "..."] == printer
+    assert str(report).startswith("nothing went wrong")
+    assert [str(report), "..."] == shown
+    assert () == report.findings
 
 
-def test_exception_words(tmp_path):
+def test_exception_words(scan):
     """
-    An exception of its own kind is told with who raised it.
+    An exception of its own kind is reported with who raised it.
     """
-    trace = 'Traceback (most recent call last):\n  File "/a.py", line 1, in f\nX: y\n'
-    write(tmp_path, rank_3=trace, job="ok\n" + trace.replace("in f", "in g"))
-
-    report = scan_logs(tmp_path)
+    report = scan(rank_3=TRACE, job="ok\n" + TRACE.replace("in f", "in g"))
 
     assert ["A process raised X: y", "Rank 3 raised X: y"] == [
         x.summary for x in report.findings
@@ -598,90 +588,63 @@ def test_exception_words(tmp_path):
     assert "f (a.py:1)" == report.findings[1].location.brief
 
 
-def test_ignored(tmp_path):
+def test_ignored(scan):
     """
     What Python ignores at its end is harmless.
     """
-    write(
-        tmp_path,
-        a="Exception ignored in: <function f>\n"
-        'Traceback (most recent call last):\n  File "/a.py", line 1, in f\nX: y\n',
-    )
-
-    report = scan_logs(tmp_path)
+    report = scan(f"Exception ignored in: <function f>\n{TRACE}")
 
     assert () == report.findings
     assert {"exception that Python ignored": 1} == report.harmless
 
 
-@pytest.mark.parametrize("word", ["killed", "SIGTERM", "Traceback"])
-def test_flood_in_vain(tmp_path, monkeypatch, word):
+@pytest.mark.parametrize(
+    ("word", "real"),
+    [
+        ("killed", "bash: line 1:  77 Killed  python\n"),
+        ("sigterm", "received SIGTERM\n"),
+        ("traceback (most recent call last)", TRACE),
+    ],
+    ids=["killed", "sigterm", "traceback"],
+)
+def test_flood_in_vain(scan, word, real):
     """
-    Lines that hold a word and tell nothing are soon not looked at any more,
+    Lines that hold a word and say nothing are soon not looked at any more,
     which the report says; but the end of a file always is.
     """
-    monkeypatch.setattr(part, "_MOST_IDLE", 50)
-    monkeypatch.setattr(part, "_END", 2_000)
-    monkeypatch.setattr(part, "_PIECE", 1_000)
-    looked = []
-    monkeypatch.setattr(
-        part, "_event", spy(part._event, lambda *_: looked.append(1))
-    )
-    if word == "Traceback":
-        word = "Traceback (most recent call last)"
-    text = "".join(f"trial {k} of no {word} at all\n" for k in range(5_000))
-    write(tmp_path, a=text + "bash: line 1:  77 Killed  python\n" + OOM)
+    vain = f"{'x' * 250} of no {word} at all\n"
 
-    report = scan_logs(tmp_path)
+    report = scan(vain * 6_000 + real + vain * 9_000 + real + OOM)
 
-    assert 500 > len(looked)
-    assert {Cause.KILLED, Cause.GPU_OUT_OF_MEMORY} == set(causes(report))
+    groups = [*report.groups, *(x.group for x in report.tracebacks)]
+    assert [(1, 15_000), (1, 15_000)] == [
+        (x.count, x.first.line // 1_000 * 1_000) for x in groups
+    ]
     (missing,) = report.missing
-    assert f"'{word.lower()}'" in missing.reason
+    assert f"'{word}'" in missing.reason
 
 
-def spy(function, note):
-    """
-    The same function, and each call is noted.
-    """
-
-    def noted(*args):
-        note(*args)
-        return function(*args)
-
-    return noted
-
-
-def test_flood_pauses(tmp_path, monkeypatch):
+def test_flood_pauses(scan):
     """
     A word of a flood is looked for again, so that what follows is found.
     """
-    monkeypatch.setattr(part, "_MOST_IDLE", 50)
-    monkeypatch.setattr(part, "_PAUSE", 1_000)
-    monkeypatch.setattr(part, "_LONGEST_PAUSE", 2_000)
-    monkeypatch.setattr(part, "_END", 10)
-    monkeypatch.setattr(part, "_PIECE", 500)
-    vain = "".join(f"trial {k} was killed, and so on\n" for k in range(500))
-    text = vain + "a quiet line\n" * 500 + "Killed\n" + "quiet\n" * 100
-    write(tmp_path, a=text)
+    vain = f"{'x' * 99} was killed, and so on\n" * 5_000
+    quiet = f"{'quiet ' * 99}\n" * 3_000
 
-    report = scan_logs(tmp_path)
+    report = scan(f"{vain}{quiet}Killed\n{quiet}")
 
     assert [Cause.KILLED] == causes(report)
-    assert 1_001 == report.groups[0].first.line
+    assert 8_001 == report.groups[0].first.line
 
 
-def test_flood_that_tells(tmp_path, monkeypatch):
+def test_flood_that_tells(scan):
     """
-    A word that tells something now and then is always looked for.
+    A word that matters now and then is always looked for.
     """
-    monkeypatch.setattr(part, "_MOST_IDLE", 50)
-    monkeypatch.setattr(part, "_END", 10)
-    monkeypatch.setattr(part, "_PIECE", 500)
-    text = ("trial 7 was killed, and so on\n" * 30 + "Killed\n") * 20
-    write(tmp_path, a=text + "quiet\n" * 100)
+    vain = f"{'x' * 99} was killed, and so on\n" * 300
+    quiet = f"{'quiet ' * 99}\n" * 2_000
 
-    report = scan_logs(tmp_path)
+    report = scan(f"{vain}Killed\n" * 20 + quiet)
 
     assert [20] == [x.count for x in report.groups]
     assert () == report.missing
@@ -690,23 +653,23 @@ def test_flood_that_tells(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "newline", ["\n", "\r\n", "\r"], ids=["unix", "dos", "bar"]
 )
-def test_pieces(tmp_path, monkeypatch, newline):
+def test_pieces(scan, newline):
     """
     Wherever the pieces end in which words are looked for, each line counts
     once.
     """
-    text = newline.join([*(f"{OOM.strip()} {k}" for k in range(40)), ""])
-    (tmp_path / "a.log").write_bytes(text.encode())
-    counts = set()
+    filler = f"{'-' * 99}\n" * (PIECE // 100 + 1)
+    lines = newline.join(["Killed", OOM.strip(), "Killed", OOM.strip(), ""])
 
-    for size in range(1, 200, 7):
-        monkeypatch.setattr(part, "_PIECE", size)
-        counts |= {x.count for x in scan_logs(tmp_path).groups}
+    counts = {
+        tuple(x.count for x in scan(f"{filler[size:PIECE]}\n{lines}").groups)
+        for size in range(0, len(lines) + 9, 5)
+    }
 
-    assert {40} == counts
+    assert {(2, 2)} == counts
 
 
-def test_one_timeout(tmp_path):
+def test_one_timeout(scan):
     """
     Ranks that gave up in the same call are one group, however each words it.
     """
@@ -716,30 +679,24 @@ def test_one_timeout(tmp_path):
         "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:{0}] Timed out "
         "waiting 8000ms for {1} operation to complete\n"
     )
-    write(
-        tmp_path,
+
+    report = scan(
         rank_0=trace.format(78, "recv"),
         rank_1=trace.format(129, "send"),
         rank_2=trace.format(129, "send").splitlines(keepends=True)[-1],
     )
-
-    report = scan_logs(tmp_path)
 
     (finding,) = report.findings
     assert Cause.COLLECTIVE_TIMEOUT == finding.cause
     assert (0, 1, 2) == finding.ranks
 
 
-def test_count_of_lines(tmp_path):
+def test_count_of_lines(scan):
     """
     Lines are counted as lines, and tracebacks as times.
     """
-    trace = (
-        'Traceback (most recent call last):\n  File "a", line 1, in f\nX: y\n'
-    )
-    write(tmp_path, a=OOM * 3 + trace * 2)
+    report = scan(OOM * 3 + TRACE * 2)
 
-    summaries = [x.summary for x in scan_logs(tmp_path).findings]
-
-    assert summaries[0].endswith("(3 lines)")
-    assert summaries[1].endswith("(2 times)")
+    lines, times = (x.summary for x in report.findings)
+    assert lines.endswith("(3 lines)")
+    assert times.endswith("(2 times)")

@@ -5,11 +5,14 @@ Errors that a job survived.
 from __future__ import annotations
 
 import gzip
+import os
+
+from pathlib import Path
 
 import pytest
 
 from distdebug.findings import Cause
-from distdebug.logscan import outlived, scan_logs
+from distdebug.logscan import scan_logs
 
 
 ERROR = """\
@@ -57,13 +60,11 @@ NOT_SURVIVED = {
 
 
 @pytest.mark.parametrize("name", SURVIVED)
-def test_survived(tmp_path, name):
+def test_survived(scan, name):
     """
     What the job survived is only possible, and comes last.
     """
-    (tmp_path / "job.log").write_text(SURVIVED[name])
-
-    report = scan_logs(tmp_path)
+    report = scan(SURVIVED[name])
 
     last = report.findings[-1]
     assert (Cause.RANK_CRASHED, "possible") == (last.cause, last.confidence)
@@ -73,39 +74,31 @@ def test_survived(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", NOT_SURVIVED)
-def test_not_survived(tmp_path, name):
+def test_not_survived(scan, name):
     """
     Lines of others, of buffers, or of scripts do not show that it survived.
     """
-    (tmp_path / "job.log").write_text(NOT_SURVIVED[name])
-
-    report = scan_logs(tmp_path)
+    report = scan(NOT_SURVIVED[name])
 
     first = report.findings[0]
     assert (Cause.RANK_CRASHED, "likely") == (first.cause, first.confidence)
     assert not report.tracebacks[0].group.is_survived
 
 
-def test_nan(tmp_path):
+def test_nan(scan):
     """
     A loss that is not a number does not heal by going on.
     """
-    text = steps(0, 9) + "loss: nan\n" + steps(9, 200)
-    (tmp_path / "job.log").write_text(text)
-
-    report = scan_logs(tmp_path)
+    report = scan(steps(0, 9) + "loss: nan\n" + steps(9, 200))
 
     assert "likely" == report.findings[0].confidence
 
 
-def test_all_files(tmp_path):
+def test_all_files(scan):
     """
-    Each process that told of it has to go on.
+    Each process that reported it has to go on.
     """
-    (tmp_path / "rank_0.log").write_text(ERROR + steps(9, 200))
-    (tmp_path / "rank_1.log").write_text(ERROR)
-
-    report = scan_logs(tmp_path)
+    report = scan(rank_0=ERROR + steps(9, 200), rank_1=ERROR)
 
     assert not report.tracebacks[0].group.is_survived
 
@@ -122,15 +115,24 @@ def test_packed(tmp_path):
     assert not report.tracebacks[0].group.is_survived
 
 
-def test_rotated_away(tmp_path):
+def test_rotated_away(tmp_path, monkeypatch):
     """
-    A log that is gone meanwhile tells nothing.
+    A log that is gone once it was read does not show that the job went on.
     """
-    places = [{str(tmp_path / "gone.log"): 17}]
+    real_open = os.open
 
-    sequels = outlived.read_sequels(places)
+    def open_once(path, *args, **options):
+        file = real_open(path, *args, **options)
+        if str(path).endswith("job.log"):
+            Path(path).unlink()
+        return file
 
-    assert [outlived.Sequel()] == sequels
+    (tmp_path / "job.log").write_text(SURVIVED["went on"])
+    monkeypatch.setattr(os, "open", open_once)
+
+    report = scan_logs(tmp_path)
+
+    assert [False] == [x.group.is_survived for x in report.tracebacks]
 
 
 HANDLED = [
@@ -141,26 +143,23 @@ HANDLED = [
 
 
 @pytest.mark.parametrize("line", HANDLED)
-def test_handled(tmp_path, line):
+def test_handled(scan, line):
     """
-    An error of which the program says that it goes on is only possible.
+    An error after which the program says that it goes on is only possible.
     """
-    log = tmp_path / "train.log"
-    log.write_text(f"{line}\n")
+    report = scan(f"{line}\n")
 
-    assert {"possible"} >= {f.confidence for f in scan_logs(log).findings}
+    assert {"possible"} >= {f.confidence for f in report.findings}
 
 
-def test_not_handled_in_the_end(tmp_path):
+def test_not_handled_in_the_end(scan):
     """
-    Who tried again, and failed for good, did not go on.
+    A program that tried again, and failed for good, did not go on.
     """
-    log = tmp_path / "train.log"
-    log.write_text(
+    report = scan(
         f"{HANDLED[1]}\ntorch.OutOfMemoryError: CUDA out of memory\n"
     )
 
-    (found, *_) = scan_logs(log).findings
-
-    assert Cause.GPU_OUT_OF_MEMORY is found.cause
-    assert "possible" != found.confidence
+    first = report.findings[0]
+    assert Cause.GPU_OUT_OF_MEMORY == first.cause
+    assert "possible" != first.confidence

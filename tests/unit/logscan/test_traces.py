@@ -6,10 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from distdebug._lines import parse_line, read_lines
 from distdebug.findings import Cause
-from distdebug.logscan import PyError, scan_logs
-from distdebug.logscan.trace import Trace, read_trace
+from distdebug.logscan import PyError
 
 
 SIMPLE = """\
@@ -148,32 +146,29 @@ PREFIXES = {
 }
 
 
-def trace_of(text: str, before: str = "") -> Trace | None:
+@pytest.fixture
+def trace_of(scan):
     """
-    The traceback that a text begins with.
+    Reads the only traceback of a log.
     """
-    return read_trace(map(parse_line, text.splitlines()), before)
 
+    def trace_of(text):
+        (trace,) = scan(text).tracebacks
+        return trace
 
-def roots(tmp_path, text):
-    """
-    The first exceptions of the tracebacks in a log.
-    """
-    (tmp_path / "a.log").write_text(text)
-    return [str(x.root) for x in scan_logs(tmp_path).tracebacks]
+    return trace_of
 
 
 @pytest.mark.parametrize("prefix", PREFIXES)
 @pytest.mark.parametrize("name", CASES)
-def test_forms(tmp_path, name, prefix):
+def test_forms(trace_of, name, prefix):
     """
     A traceback is read in every form, behind every prefix.
     """
     text, errors, function = CASES[name]
     lines = "".join(f"{PREFIXES[prefix]}{x}\n" for x in text.splitlines())
-    (tmp_path / "a.log").write_text(f"step 1\n{lines}bye\n")
 
-    (trace,) = scan_logs(tmp_path).tracebacks
+    trace = trace_of(f"step 1\n{lines}bye\n")
 
     assert errors == list(map(str, trace.errors))
     assert function == trace.root.place.function
@@ -190,98 +185,93 @@ def test_forms(tmp_path, name, prefix):
         ),
     ],
 )
-def test_wrapped(tmp_path, text, root, function):
+def test_wrapped(trace_of, text, root, function):
     """
-    What went wrong in another process is told by the innermost exception.
+    The innermost exception says what went wrong in another process.
     """
-    (tmp_path / "a.log").write_text(text)
+    trace = trace_of(text)
 
-    (trace,) = scan_logs(tmp_path).tracebacks
-
-    assert root == str(trace.root)
+    assert (root, 1) == (str(trace.root), trace.count)
     assert function == trace.root.place.function
-    assert trace.count == 1
 
 
-def test_interleaved(tmp_path):
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "".join(
+                f"[rank{rank}]: {line}\n"
+                for line in SIMPLE.splitlines()
+                for rank in range(3)
+            ),
+            [("ValueError: batch 17 is empty", 3, (0, 1, 2), 2)],
+        ),
+        (
+            "".join(f"{line}\n" * 2 for line in SIMPLE.splitlines()),
+            [("ValueError: batch 17 is empty", 2, (), 2)],
+        ),
+        (
+            SIMPLE + OWN,
+            [
+                ("ValueError: batch 17 is empty", 1, (), 2),
+                ("mine.Oops: x", 1, (), 1),
+            ],
+        ),
+    ],
+    ids=["prefixes", "none", "one after the other"],
+)
+def test_several(scan, text, expected):
     """
-    Lines of ranks that fail at the same time are told apart by prefixes.
+    Lines of ranks that fail at the same time are separated by prefixes, and
+    without prefixes they are at least counted; two tracebacks without a word
+    between are not one chain.
     """
-    lines = SIMPLE.splitlines()
-    text = "".join(
-        f"[rank{rank}]: {line}\n" for line in lines for rank in range(3)
-    )
-    (tmp_path / "a.log").write_text(text)
+    report = scan(text)
 
-    (trace,) = scan_logs(tmp_path).tracebacks
-
-    assert 3 == trace.count
-    assert (0, 1, 2) == trace.ranks
-    assert "ValueError: batch 17 is empty" == str(trace.root)
+    assert expected == [
+        (str(x.root), x.count, x.ranks, len(x.root.frames))
+        for x in report.tracebacks
+    ]
 
 
-def test_interleaved_without_prefix(tmp_path):
-    """
-    Without prefixes they are at least counted.
-    """
-    text = "".join(f"{line}\n" * 2 for line in SIMPLE.splitlines())
-    (tmp_path / "a.log").write_text(text)
-
-    (trace,) = scan_logs(tmp_path).tracebacks
-
-    assert 2 == trace.count
-    assert 2 == len(trace.root.frames)
-
-
-def test_shapes(tmp_path):
+def test_shapes(scan):
     """
     Numbers in messages, and lines of code, do not make another shape.
     """
     other = SIMPLE.replace("17", "18").replace("line 5", "line 6")
     third = SIMPLE.replace("in main", "in evaluate")
-    (tmp_path / "a.log").write_text(SIMPLE + other + "ok\n" + third)
 
-    first, second = scan_logs(tmp_path).tracebacks
+    first, second = scan(SIMPLE + other + "ok\n" + third).tracebacks
 
     assert (2, 1) == (first.count, second.count)
     assert "line 1" == first.group.first.location
     assert "line 8" == first.group.last.location
 
 
-def test_two_without_a_word_between(tmp_path):
+def test_message_of_many_lines(scan):
     """
-    Two tracebacks of the same process are not one chain.
-    """
-    found = roots(tmp_path, SIMPLE + OWN)
-
-    assert ["ValueError: batch 17 is empty", "mine.Oops: x"] == found
-
-
-def test_message_of_many_lines(tmp_path):
-    """
-    A chain goes on behind a message of many lines, which tell on their own.
+    A chain goes on behind a message of many lines, which count on their own.
     """
     text = CHAIN.replace("'tokens'\n", "'tokens'\nCUDA error: x\nmore\n")
-    (tmp_path / "a.log").write_text(text)
 
-    report = scan_logs(tmp_path)
+    report = scan(text)
 
     assert 2 == len(report.tracebacks[0].errors)
     assert ["CUDA failure"] == [x.rule for x in report.groups]
 
 
-def test_progress_bar_before(tmp_path):
+def test_progress_bar_before(trace_of):
     """
     A progress bar before the header does not hide it.
     """
     bar = "\r 10%|#   | 1/10\r 20%|##  | 2/10 [00:01<00:04,  2.0it/s]"
 
-    found = roots(tmp_path, bar + SIMPLE)
+    trace = trace_of(bar + SIMPLE)
 
-    assert ["ValueError: batch 17 is empty"] == found
+    assert "ValueError: batch 17 is empty" == str(trace.root)
 
 
-def test_lines_of_others_between():
+def test_lines_of_others_between(trace_of):
     """
     Lines of other processes between those of a traceback are left out.
     """
@@ -291,18 +281,16 @@ def test_lines_of_others_between():
     trace = trace_of("\n".join(lines))
 
     assert ["ValueError: batch 17 is empty"] == list(map(str, trace.errors))
-    assert 2 == len(trace.errors[0].frames)
-    assert 4 not in trace.lines
+    assert 2 == len(trace.root.frames)
 
 
-def test_json():
+def test_json(trace_of):
     """
     Structured logs have a traceback within one line.
     """
     text = SIMPLE.replace('"', '\\"').replace("\n", "\\n")
-    line = f'{{"level": "error", "exc_info": "{text}", "x": 1}}'
 
-    trace = trace_of(line)
+    trace = trace_of(f'{{"level": "error", "exc_info": "{text}", "x": 1}}')
 
     assert "ValueError: batch 17 is empty" == str(trace.root)
     assert "main" == trace.root.place.function
@@ -311,124 +299,124 @@ def test_json():
 @pytest.mark.parametrize(
     "line",
     [
-        "",
-        "nothing",
         "he said: Traceback (most recent call last): and left",
         r'{"prompt": "Traceback (most recent call last):\n  File \"a\""}',
         r"x = 'Traceback (most recent call last):\nValueError: x'",
     ],
 )
-def test_quoted(line):
+def test_quoted(scan, line):
     """
     A header that is only quoted is none.
     """
-    assert read_trace([parse_line(line)]) is None
-    assert read_trace([]) is None
+    report = scan(f"{line}\n")
+
+    assert ((), ()) == (report.tracebacks, report.findings)
 
 
-def test_cut_off(tmp_path):
+def test_cut_off(scan):
     """
-    A traceback that is cut off is told, too.
+    A traceback that is cut off is reported, too.
     """
-    (tmp_path / "a.log").write_text("".join(SIMPLE.splitlines(True)[:3]))
-
-    report = scan_logs(tmp_path)
+    report = scan("".join(SIMPLE.splitlines(True)[:3]))
 
     assert Cause.RANK_CRASHED == report.findings[0].cause
     assert "line 1" == report.groups[0].first.location
 
 
-def test_endless():
+FRAMES = '  File "/a.py", line 1, in f\n  File "/b.py", line 1, in g\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "frames"),
+    [
+        (FRAMES * 300 + "RecursionError: too deep\n", [200]),
+        (FRAMES * 1000 + "ValueError: x\n", []),
+        ("hello\n" * 1000 + "ValueError: x\n", []),
+    ],
+    ids=["deep", "deeper", "lost"],
+)
+def test_endless(scan, text, frames):
     """
     A traceback without an end is read so far and no further.
     """
-    frames = '  File "/a.py", line 1, in f\n  File "/b.py", line 1, in g\n'
-    header = "Traceback (most recent call last):\n"
+    report = scan("Traceback (most recent call last):\n" + text)
 
-    deep = trace_of(header + frames * 300 + "RecursionError: too deep\n")
-    lost = trace_of(header + "hello\n" * 1000 + "ValueError: x\n")
-    none = trace_of(header + frames * 1000 + "ValueError: x\n")
-
-    assert 200 == len(deep.root.frames)
-    assert () == lost.errors
-    assert () == none.errors
+    assert frames == [len(x.root.frames) for x in report.tracebacks]
+    assert 1 == len(report.findings)
 
 
-def test_many_in_a_chain():
+def test_many_in_a_chain(scan):
     """
     A chain of very many exceptions is cut.
     """
-    marker = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    marker = (
+        "\nDuring handling of the above exception, another exception "
+        "occurred:\n\n"
+    )
 
-    trace = trace_of(marker.join([BARE] * 40))
+    report = scan(marker.join([BARE] * 40))
 
-    assert 12 == len(trace.errors)
+    assert 12 == max(len(trace.errors) for trace in report.tracebacks)
 
 
-def test_soft(tmp_path):
+def test_soft(scan):
     """
-    A traceback that somebody logged as a warning matters little.
+    A traceback that a program logged as a warning matters little.
     """
     head = "2026-02-20 02:03:57 WARNING: "
-    (tmp_path / "a.log").write_text(
-        "".join(f"{head}{line}\n" for line in SIMPLE.splitlines())
-    )
 
-    (finding,) = scan_logs(tmp_path).findings
+    report = scan("".join(f"{head}{line}\n" for line in SIMPLE.splitlines()))
 
-    assert "possible" == finding.confidence
+    assert ["possible"] == [x.confidence for x in report.findings]
 
 
-def test_place():
+@pytest.mark.parametrize(
+    "text",
+    [
+        SIMPLE.replace(
+            "ValueError:",
+            '  File "/x/site-packages/torch/a.py", line 3, in forward\n'
+            "    x\nValueError:",
+        ),
+        SIMPLE.replace("/home/me", "/x/site-packages/torch"),
+    ],
+    ids=["own", "library"],
+)
+def test_place(trace_of, text):
     """
-    The place is the innermost line that belongs to no library.
+    The place is the innermost line that belongs to no library, if any.
     """
-    text = SIMPLE.replace(
-        "ValueError:",
-        '  File "/x/site-packages/torch/a.py", line 3, in forward\n'
-        "    x\nValueError:",
-    )
-    library = SIMPLE.replace("/home/me", "/x/site-packages/torch")
+    place = trace_of(text).root.place
 
-    own, other = trace_of(text).root.place, trace_of(library).root.place
-
-    assert ("main", 5) == (own.function, own.line)
-    assert ("main", 5) == (other.function, other.line)
-    assert PyError(type="E").place is None
-    assert "E" == str(PyError(type="E"))
-    assert Trace(errors=()).root is None
+    assert ("main", 5) == (place.function, place.line)
 
 
-def test_only_wrappers():
+def test_no_place():
     """
-    If nothing but a wrapper is left of it, that is what is told.
+    An exception without frames has no place.
     """
-    text = (
+    error = PyError(type="E")
+
+    assert (None, "E") == (error.place, str(error))
+
+
+def test_only_wrappers(trace_of):
+    """
+    If nothing but a wrapper is left of it, that is what is reported.
+    """
+    trace = trace_of(
         "Traceback (most recent call last):\n"
         '  File "/a.py", line 1, in f\n'
         "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
     )
 
-    trace = trace_of(text)
-
     assert trace.root.is_wrapper
 
 
-def test_names_in_frames():
+def test_names_in_frames(trace_of):
     """
     What terminals understand does not get into names.
     """
-    text = SIMPLE.replace("in main", "in ma\u202ein")
-
-    trace = trace_of(text)
+    trace = trace_of(SIMPLE.replace("in main", "in ma\u202ein"))
 
     assert "main" == trace.root.frames[-1].function
-
-
-def test_read_lines():
-    """
-    It reads what the reader of lines gives.
-    """
-    trace = read_trace(read_lines(SIMPLE))
-
-    assert "ValueError: batch 17 is empty" == str(trace.root)

@@ -1,5 +1,5 @@
 """
-Ranks that launchers tell.
+Ranks that launchers print.
 """
 
 from __future__ import annotations
@@ -7,9 +7,6 @@ from __future__ import annotations
 import pytest
 
 from distdebug.findings import Cause
-from distdebug.logscan import scan_logs
-from distdebug.logscan.labels import find_label
-from distdebug.logscan.who import tasks_in, tasks_of_line
 
 
 TRACE = [
@@ -18,15 +15,16 @@ TRACE = [
     "    loss = step(model, batch)",
     "KeyError: 'labels'",
 ]
+FULL = "OSError: [Errno 28] No space left on device"
 TERMINATED = "srun: error: gpu-1: tasks 0-3: Terminated"
 
 
-def scan(tmp_path, *lines):
+@pytest.fixture
+def scan_lines(scan):
     """
-    Look at a log of these lines.
+    Scans a log of some lines.
     """
-    (tmp_path / "job.log").write_text("\n".join([*lines, ""]))
-    return scan_logs(tmp_path)
+    return lambda *lines: scan("\n".join([*lines, ""]))
 
 
 @pytest.mark.parametrize(
@@ -36,16 +34,15 @@ def scan(tmp_path, *lines):
         ("tasks 0-3,6", (0, 1, 2, 3, 6)),
         ("tasks 1,-,3-", (1, 3)),
         ("tasks 0-999999999999", tuple(range(20_000))),
-        ("nothing", ()),
     ],
 )
-def test_tasks(tasks, ranks):
+def test_tasks(scan_lines, tasks, ranks):
     """
-    Slurm names tasks one by one, and as ranges.
+    Slurm names tasks one by one, and as ranges; so many are no job's.
     """
-    line = f"srun: error: gpu-b17: {tasks}: Killed"
+    report = scan_lines(f"srun: error: gpu-b17: {tasks}: Killed")
 
-    assert ranks == tasks_in(tasks_of_line(line))
+    assert [ranks] == [finding.ranks for finding in report.findings]
 
 
 @pytest.mark.parametrize(
@@ -60,88 +57,121 @@ def test_tasks(tasks, ranks):
         ("Aborted (core dumped)", Cause.NATIVE_CRASH),
     ],
 )
-def test_slurm(tmp_path, says, cause):
+def test_slurm(scan_lines, says, cause):
     """
-    The task that failed is the rank; who was ended then is told apart.
+    The task that failed is the rank, not those that were ended then.
     """
-    report = scan(tmp_path, f"srun: error: gpu-2: task 5: {says}", TERMINATED)
+    report = scan_lines(f"srun: error: gpu-2: task 5: {says}", TERMINATED)
 
     first, last = report.findings[0], report.findings[-1]
     assert (cause, (5,)) == (first.cause, first.ranks)
     assert (Cause.KILLED, (0, 1, 2, 3)) == (last.cause, last.ranks)
 
 
-def test_memory_of_a_task(tmp_path):
+EXITED = "srun: error: gpu-2: task 13: Exited with exit code 1"
+CONTAINER = "2025-06-11T03:00:01.123456789Z stderr F "
+LABELLED = [f"{n % 4}: step {n} loss 1" for n in range(40)]
+PLAIN = [f"iteration {n} loss 1" for n in range(40)]
+LOADER = "RuntimeError: DataLoader worker (pid 12) is killed by signal: {}. "
+# What is true, with lines, the first cause, and its ranks.
+FIRST = {
+    "the rank of Slurm's event stands in the line of srun behind it": (
+        [
+            "slurmstepd: error: Detected 1 oom_kill event in StepId=1.0.",
+            "srun: error: gpu-2: task 5: Out Of Memory",
+        ],
+        "host_out_of_memory",
+        (5,),
+    ),
+    "a traceback is that of the only task that failed": (
+        [*TRACE, EXITED, TERMINATED],
+        "rank_crashed",
+        (13,),
+    ),
+    "of two tracebacks it is unknown whose they are": (
+        [*TRACE, *TRACE, EXITED],
+        "rank_crashed",
+        (),
+    ),
+    "a rank that waited in vain is not the one that ended first": (
+        [
+            "DistStoreError: Timed out after 601 seconds waiting for clients.",
+            EXITED,
+        ],
+        "rendezvous_timeout",
+        (),
+    ),
+    "a rank may stand behind what a container runtime writes": (
+        [f"{CONTAINER}[rank2]: {row}" for row in TRACE],
+        "rank_crashed",
+        (2,),
+    ),
+    "what a process says of itself counts more than its label": (
+        [*LABELLED, *(f"1: [rank7]: {row}" for row in TRACE)],
+        "rank_crashed",
+        (7,),
+    ),
+    "what a launcher says is not about the task that it runs for": (
+        [
+            *LABELLED,
+            "0: slurmstepd: error: *** STEP 1.0 ON gpu-1 CANCELLED AT noon ***",
+        ],
+        "killed",
+        (),
+    ),
+    "a traceback whose lines all have one label has that rank": (
+        [*PLAIN, *(f"40: {row}" for row in TRACE)],
+        "rank_crashed",
+        (40,),
+    ),
+    "a data loader worker may be killed by a segmentation fault": (
+        [f"[rank3]: {LOADER.format('Segmentation fault')}"],
+        "native_crash",
+        (3,),
+    ),
+    "a data loader worker may be killed by an abort": (
+        [f"[rank3]: {LOADER.format('Aborted')}"],
+        "native_crash",
+        (3,),
+    ),
+    "a data loader worker may be killed by a bus error": (
+        [f"[rank3]: {LOADER.format('Bus error')}"],
+        "node_misconfigured",
+        (3,),
+    ),
+    "a data loader worker may be killed from outside": (
+        [f"[rank3]: {LOADER.format('Killed')}"],
+        "killed",
+        (3,),
+    ),
+    "what Slurm killed for memory was no victim of anything else": (
+        [
+            LOADER.format("Killed"),
+            "slurmstepd: error: Detected 3 oom_kill events in StepId=71.0.",
+        ],
+        "host_out_of_memory",
+        (),
+    ),
+}
+
+
+@pytest.mark.parametrize("truth", FIRST)
+def test_first(scan_lines, truth):
     """
-    The rank of Slurm's event stands in the line of srun behind it.
+    Lines of launchers and labels show which rank failed first, and why.
     """
-    report = scan(
-        tmp_path,
-        "slurmstepd: error: Detected 1 oom_kill event in StepId=1.0.",
-        "srun: error: gpu-2: task 5: Out Of Memory",
-    )
+    lines, cause, ranks = FIRST[truth]
 
-    assert (5,) == report.findings[0].ranks
+    first = scan_lines(*lines).findings[0]
+
+    assert (cause, ranks) == (first.cause, first.ranks)
 
 
-def test_lone_traceback(tmp_path):
-    """
-    A traceback is that of the only task that failed.
-    """
-    report = scan(
-        tmp_path,
-        *TRACE,
-        "srun: error: gpu-2: task 13: Exited with exit code 1",
-        TERMINATED,
-    )
-
-    assert (13,) == report.findings[0].ranks
-
-
-def test_prefix_of_others(tmp_path):
-    """
-    A rank may stand behind what a container runtime writes before each line.
-    """
-    head = "2025-06-11T03:00:01.123456789Z stderr F [rank2]: "
-
-    report = scan(tmp_path, *(head + row for row in TRACE))
-
-    assert (2,) == report.findings[0].ranks
-
-
-def test_several_tracebacks(tmp_path):
-    """
-    Of two tracebacks nobody knows whose they are.
-    """
-    report = scan(
-        tmp_path,
-        *TRACE,
-        *TRACE,
-        "srun: error: gpu-2: task 13: Exited with exit code 1",
-    )
-
-    assert () == report.findings[0].ranks
-
-
-def test_other_cause(tmp_path):
-    """
-    Who waited in vain is not the one that ended first.
-    """
-    report = scan(
-        tmp_path,
-        "DistStoreError: Timed out after 601 seconds waiting for clients.",
-        "srun: error: gpu-2: task 13: Exited with exit code 1",
-    )
-
-    assert () == report.findings[0].ranks
-
-
-def test_assertion_of_a_gpu(tmp_path):
+def test_assertion_of_a_gpu(scan_lines):
     """
     An assertion is that of the rank that raises it.
     """
-    report = scan(
-        tmp_path,
+    report = scan_lines(
         "../Indexing.cu:12: f: block: [1,0,0], thread: [3,0,0] "
         "Assertion `a < b` failed.",
         "[rank3]: Traceback (most recent call last):",
@@ -155,55 +185,18 @@ def test_assertion_of_a_gpu(tmp_path):
 @pytest.mark.parametrize(
     "label", ["{}: ", " {}: ", "[{}] ", "[1,{}]<stderr>:", "[1,{}]<stderr>: "]
 )
-def test_labels(tmp_path, label):
+def test_labels(scan_lines, label):
     """
-    Labels tell the rank, and tracebacks are read without them.
+    Labels show the rank, and tracebacks are read without them.
     """
     lines = [f"{label.format(n % 4)}step {n} loss 1" for n in range(40)]
     mixed = [f"{label.format(rank)}{row}" for row in TRACE for rank in (2, 3)]
 
-    report = scan(tmp_path, *lines, *mixed)
+    report = scan_lines(*lines, *mixed)
 
     (finding,) = report.findings
     assert (2, 3) == finding.ranks
     assert "KeyError: 'labels'" in finding.summary
-
-
-def test_label_and_prefix(tmp_path):
-    """
-    What a process says of itself counts more than its label.
-    """
-    lines = [f"{n % 4}: step {n} loss 1" for n in range(40)]
-
-    report = scan(tmp_path, *lines, *(f"1: [rank7]: {row}" for row in TRACE))
-
-    assert (7,) == report.findings[0].ranks
-
-
-def test_label_of_a_launcher(tmp_path):
-    """
-    What a launcher says is not about the task that it runs for.
-    """
-    lines = [f"{n % 4}: step {n} loss 1" for n in range(40)]
-
-    report = scan(
-        tmp_path,
-        *lines,
-        "0: slurmstepd: error: *** STEP 1.0 ON gpu-1 CANCELLED AT noon ***",
-    )
-
-    assert () == report.findings[0].ranks
-
-
-def test_few_labels(tmp_path):
-    """
-    A traceback whose lines all have one label has that rank.
-    """
-    lines = [f"iteration {n} loss 1" for n in range(40)]
-
-    report = scan(tmp_path, *lines, *(f"40: {row}" for row in TRACE))
-
-    assert (40,) == report.findings[0].ranks
 
 
 @pytest.mark.parametrize(
@@ -216,55 +209,20 @@ def test_few_labels(tmp_path):
     ],
     ids=["steps", "epochs", "few", "inside"],
 )
-def test_no_labels(lines):
+def test_no_labels(scan_lines, lines):
     """
     Numbers of steps, and a few lines, are no labels.
     """
-    data = "\n".join(lines).encode()
+    report = scan_lines(*lines, f"7: {FULL}", f"[7] {FULL}")
 
-    assert find_label(data) is None
-
-
-@pytest.mark.parametrize(
-    ("signal", "cause"),
-    [
-        ("Segmentation fault", "native_crash"),
-        ("Aborted", "native_crash"),
-        ("Bus error", "node_misconfigured"),
-        ("Killed", "killed"),
-    ],
-)
-def test_data_loader(tmp_path, signal, cause):
-    """
-    The signal tells why a data loader worker is gone.
-    """
-    line = f"DataLoader worker (pid 12) is killed by signal: {signal}. "
-
-    report = scan(tmp_path, f"[rank3]: RuntimeError: {line}")
-
-    first = report.findings[0]
-    assert (Cause(cause), (3,)) == (first.cause, first.ranks)
+    assert [()] == [finding.ranks for finding in report.findings]
 
 
-def test_data_loader_without_memory(tmp_path):
-    """
-    Whom Slurm killed for memory was no victim of anything else.
-    """
-    report = scan(
-        tmp_path,
-        "RuntimeError: DataLoader worker (pid 9) is killed by signal: Killed.",
-        "slurmstepd: error: Detected 3 oom_kill events in StepId=71.0.",
-    )
-
-    assert Cause.HOST_OUT_OF_MEMORY == report.findings[0].cause
-
-
-def test_no_time_comes_before(tmp_path):
+def test_no_time_comes_before(scan_lines):
     """
     A traceback without a time is as early as the next line with one.
     """
-    report = scan(
-        tmp_path,
+    report = scan_lines(
         *TRACE,
         "2025-06-11 03:20:02,201 ERROR tune.py:12 -- Trial failed",
         "2025-06-11 03:20:02,301 ERROR ValueError: no result",

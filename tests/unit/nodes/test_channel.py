@@ -5,51 +5,18 @@ Programs on nodes that are talked to, with stand-ins for what brings them there.
 from __future__ import annotations
 
 import os
-import sys
 import time
 
 import pytest
 
 from distdebug.errors import NodesError
-from distdebug.nodes import Slurm, Ssh, channel, close_channels, run_on_nodes
-from distdebug.nodes.channel import open_channel
-from distdebug.nodes.model import NodeStatus, Trouble
-
-
-SSH = """
-for word; do test "$word" = -- && break; shift; done
-echo "$2" >>"$0.said"; host=$2; shift 2
-case $host in
-  gone) echo 'ssh: connect to host gone port 22: No route to host' >&2
-    exit 255;;
-esac
-HOST=$host exec sh -c "$*"
-"""
-
-
-@pytest.fixture
-def stand_in(tmp_path, monkeypatch):
-    """
-    Writes a command that is found first.
-    """
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-
-    def write(name, code):
-        path = tmp_path / name
-        path.write_text(f"#!/bin/sh\n{code}\n")
-        path.chmod(0o755)
-
-    return write
-
-
-def start(code, explain=lambda _: None):
-    """
-    Talk to a small shell program.
-    """
-    return open_channel(
-        ["sh", "-c", code], environment=os.environ, explain=explain
-    )
+from distdebug.nodes import (
+    NodeStatus,
+    Slurm,
+    Ssh,
+    close_channels,
+    run_on_nodes,
+)
 
 
 def heard(found):
@@ -63,8 +30,22 @@ def heard(found):
     return said
 
 
+@pytest.mark.process
+@pytest.mark.usefixtures("ssh")
 class TestChannel:
-    def test_talk(self):
+    @pytest.fixture
+    def start(self):
+        """
+        Talks to small shell programs.
+        """
+
+        def make(code):
+            with Ssh("a").doors(["sh", "-c", code]) as doors:
+                return doors["a"]()
+
+        return make
+
+    def test_talk(self, start):
         """
         What is said goes in, and what is answered comes out.
         """
@@ -85,55 +66,45 @@ class TestChannel:
         ],
         ids=["failed", "killed", "ended", "closed"],
     )
-    def test_why(self, code, reason, monkeypatch):
+    def test_why(self, start, code, reason, monkeypatch):
         """
-        Why a program ended is told as far as it is known.
+        Why a program ended is reported as far as it is known.
         """
-        monkeypatch.setattr(channel, "_REAP_S", 0.2 if "sleep" in code else 9)
+        # On a machine that is busy, the end is seen after the last word.
+        reap_s = 0.2 if "sleep" in code else 9
+        monkeypatch.setattr("distdebug.nodes.channel._REAP_S", reap_s)
         found = start(code)
         heard(found)
 
         assert reason == found.why().reason
         close_channels([found], 0.0)
 
-    def test_explained(self):
+    def test_closed(self, start):
         """
-        Whoever brought it there knows better.
+        A program ends when it is not talked to; one that does not is ended.
         """
-        trouble = Trouble(NodeStatus.DEAD, "it is off")
-        said = []
-        found = start(
-            "echo Oops >&2; exit 3", lambda e: said.append(e) or trouble
-        )
-        heard(found)
-
-        assert trouble == found.why()
-        assert (3, b"Oops\n") == (said[0].status, said[0].complaint)
-        close_channels([found])
-
-    def test_closed(self):
-        """
-        A program ends when nobody talks to it; one that does not is ended.
-        """
-        polite, rude = start("cat"), start("trap '' TERM; sleep 600")
+        polite, rude = start("cat"), start("trap '' TERM; echo; sleep 600")
+        assert b"\n" == rude.socket.recv(1)  # it is deaf from now on
         begin = time.monotonic()
 
-        close_channels([polite, rude], 0.5)
+        close_channels([polite, rude], 0.2)
 
         assert time.monotonic() - begin < 20
         assert "signal 9" in rude.why().reason
         assert "the connection broke" == polite.why().reason
 
-    def test_no_command(self):
+    def test_no_command(self, ssh):
         """
         A command that does not exist cannot be started.
         """
-        with pytest.raises(OSError, match="no-such"):
-            open_channel(
-                ["no-such"], environment=os.environ, explain=lambda _: None
-            )
+        with Ssh("a").doors(["x"]) as doors:
+            ssh.unlink()
+
+            with pytest.raises(OSError, match="ssh"):
+                doors["a"]()
 
 
+@pytest.mark.process
 class TestSlurm:
     def test_doors(self, stand_in):
         """
@@ -159,11 +130,11 @@ class TestSlurm:
 
 
 class TestSsh:
-    def test_doors(self, stand_in):
+    @pytest.mark.process
+    def test_doors(self, ssh):
         """
         On each host a program is talked to; its words arrive as they are.
         """
-        stand_in("ssh", SSH)
         engine = Ssh(("a", "gone", "a"))
 
         with engine.doors(["printf", "%s|", "a b", "$HOME;'"]) as doors:
@@ -179,11 +150,11 @@ class TestSsh:
         assert "No route to host" in trouble.reason
         assert "BatchMode" in trouble.remedy
 
-    def test_run(self, stand_in):
+    @pytest.mark.process
+    def test_run(self, ssh):
         """
         A function runs on every host.
         """
-        stand_in("ssh", SSH)
 
         results = run_on_nodes(
             lambda: os.environ["HOST"], engine=Ssh(["a", "gone"])

@@ -7,9 +7,7 @@ from __future__ import annotations
 import functools
 import io
 import json
-import os
 import platform
-import subprocess
 import sys
 import threading
 
@@ -20,27 +18,54 @@ import pytest
 import distdebug
 
 from distdebug.errors import NodesError
-from distdebug.nodes import child, parcel, unpack_answer
-from distdebug.nodes.parcel import pack
+from distdebug.nodes import (
+    Arrival,
+    Ended,
+    child,
+    run_on_nodes,
+    unpack_answer,
+)
 
 
-def answer_of(function, *, data=None, version=None):
+class Child:
     """
-    What the child answers to a function, and all that it prints.
+    A node whose Python is this one.
+
+    Args:
+        data: What arrives there in place of the function.
+
+        version: The Python that the function says it is from.
     """
-    sent = pack(function, 60)
-    arguments = list(sent.arguments[4:])
-    if version:
-        arguments[0] = version
-    out = io.StringIO()
-    stdin = io.BytesIO(sent.data if data is None else data)
 
-    status = child.main(arguments, stdin, out)
+    python = "python"
 
-    assert 0 == status
-    answer, rest = unpack_answer(sent.mark, f"before{out.getvalue()}after")
-    assert "before\nafter" == rest
-    return answer
+    def __init__(self, data=None, version=None):
+        self.other, self.version = data, version
+
+    def run(self, argv, *, data, timeout_s):
+        """
+        What does the child answer?
+        """
+        self.argv, self.data = argv, data
+        return self._arrivals(list(argv[5:]))
+
+    def _arrivals(self, arguments):
+        if self.version:
+            arguments[0] = self.version
+        out = io.StringIO()
+        data = self.data if self.other is None else self.other
+        status = child.main(arguments, io.BytesIO(data), out)
+        said = f"before{out.getvalue()}after".encode()
+        yield Arrival("node", Ended(status, said), 1, 0.5)
+
+
+def result_of(function, **options):
+    """
+    What the child makes of a function.
+    """
+    (result,) = run_on_nodes(function, engine=Child(**options))
+    assert "before\nafter" == result.output
+    return result
 
 
 class TestAnswer:
@@ -48,22 +73,23 @@ class TestAnswer:
         """
         What the function returns comes back as JSON data.
         """
-        assert {"value": {"a": [1, None]}} == answer_of(
-            lambda: {"a": (1, None)}
-        )
+        assert {"a": [1, None]} == result_of(lambda: {"a": (1, None)}).value
 
     @pytest.mark.parametrize("kind", [ValueError, SystemExit])
     def test_exception(self, kind, capfd):
         """
-        An exception is told in one line; its traceback is printed.
+        An exception is reported in one line; its traceback is printed.
         """
 
         def function():
             raise kind(*["no such thing"])
 
-        got = answer_of(function)
+        got = result_of(function)
 
-        assert f"{kind.__name__}: no such thing" == got["reason"]
+        assert ("failed", f"{kind.__name__}: no such thing") == (
+            got.status,
+            got.reason,
+        )
         assert "in function" in capfd.readouterr().err
 
     @pytest.mark.parametrize("value", [object, {1, 2}])
@@ -71,52 +97,48 @@ class TestAnswer:
         """
         Only JSON data comes back, never an object.
         """
-        got = answer_of(lambda: value)
+        got = result_of(lambda: value)
 
-        assert "is no JSON data" in got["reason"]
-        assert "return numbers" in got["remedy"]
+        assert "is no JSON data" in got.reason
+        assert "return numbers" in got.remedy
 
-    def test_too_much(self, monkeypatch):
+    def test_too_much(self):
         """
         What is too long to be kept is refused where it is made.
         """
-        monkeypatch.setattr(child, "_MOST", 100)
+        got = result_of(lambda: "x" * (1 << 24))
 
-        got = answer_of(lambda: "x" * 200)
-
-        assert "takes 213 bytes" in got["reason"]
+        assert "takes 16,777,229 bytes" in got.reason
 
     def test_other_python(self):
         """
         Another Python runs no code of ours: it would crash.
         """
-        got = answer_of(lambda: 1, version="3.1")
+        got = result_of(lambda: 1, version="3.1")
 
-        assert "was sent by Python 3.1; here is" in got["reason"]
+        assert "was sent by Python 3.1; here is" in got.reason
 
     @pytest.mark.parametrize("data", [b"", b"gASVAAAA", b"cos\nsystem\n"])
     def test_digest(self, data):
         """
         Nothing is loaded but what the command line vouches for.
         """
-        got = answer_of(lambda: 1, data=data)
+        got = result_of(lambda: 1, data=data)
 
-        assert "the function did not arrive whole" == got["reason"]
+        assert "the function did not arrive whole" == got.reason
 
     def test_no_answer(self):
         """
         Without the mark everything is output.
         """
-        assert (None, "text\n") == unpack_answer(pack(int, 1).mark, "text\n")
+        assert (None, "x 3\n") == unpack_answer("distdebug-42", "x 3\n")
 
     @pytest.mark.parametrize("line", ["", "{", "[" * 100000, "3"])
     def test_damaged(self, line):
         """
         A damaged answer is none.
         """
-        sent = pack(int, 1)
-
-        got, _ = unpack_answer(sent.mark, f"\n{sent.mark} {line}\n")
+        got, _ = unpack_answer("distdebug-42", f"\ndistdebug-42 {line}\n")
 
         assert got is None
 
@@ -132,50 +154,40 @@ class TestByValue:
             "def helper(x): return x * N\n"
             "def work(x=14): return helper(x)\n"
         )
+        root = Path(distdebug.__file__).parents[1]
+        monkeypatch.setenv("PYTHONPATH", str(root))
         monkeypatch.syspath_prepend(tmp_path)
         import user_module
 
         yield user_module
         del sys.modules["user_module"]
 
-    @staticmethod
-    def run_elsewhere(function, folder="/"):
+    @pytest.mark.process
+    def test_user_code(self, module, tmp_path, monkeypatch):
         """
-        Run a function in a Python that knows only distdebug.
+        A function, also a partial one, brings what it needs of its own module
+        along.
         """
-        sent = pack(function, 60)
-        root = Path(distdebug.__file__).parents[1]
-        done = subprocess.run(
-            [sys.executable, *sent.arguments],
-            input=sent.data,
-            env={**os.environ, "PYTHONPATH": str(root)},
-            cwd=folder,
-            capture_output=True,
-            timeout=60,
-        )
-        return unpack_answer(sent.mark, done.stdout.decode())[0]
+        monkeypatch.chdir("/")
+        work = functools.partial(functools.partial(module.work), 2)
 
-    def test_user_code(self, module):
-        """
-        A function brings what it needs of its own module along.
-        """
-        assert {"value": 42} == self.run_elsewhere(module.work)
+        assert [42, 6] == [
+            result.value
+            for function in (module.work, work)
+            for result in run_on_nodes(function)
+        ]
 
-    def test_partial(self, module):
-        """
-        A partial function does so too.
-        """
-        got = self.run_elsewhere(functools.partial(module.work, 2))
-
-        assert {"value": 6} == got
-
-    def test_shadow(self, module, tmp_path):
+    @pytest.mark.process
+    def test_shadow(self, module, tmp_path, monkeypatch):
         """
         A file of the job that is named like a module does not get in.
         """
         (tmp_path / "json.py").write_text("raise SystemExit(1)\n")
+        monkeypatch.chdir(tmp_path)
 
-        assert {"value": 42} == self.run_elsewhere(module.work, tmp_path)
+        (result,) = run_on_nodes(module.work)
+
+        assert 42 == result.value
 
     def test_registered(self, module):
         """
@@ -185,37 +197,45 @@ class TestByValue:
 
         cloudpickle.register_pickle_by_value(module)
 
-        pack(module.work, 60)
+        run_on_nodes(module.work)
 
         registered = cloudpickle.list_registry_pickle_by_value()
         cloudpickle.unregister_pickle_by_value(module)
+        run_on_nodes(module.work)
         assert "user_module" in registered
+        assert "user_module" not in cloudpickle.list_registry_pickle_by_value()
 
     def test_library(self):
         """
         What every Python has travels by its name.
         """
-        sent = pack(platform.node, 60)
+        engine = Child()
 
-        assert len(sent.data) < 200
+        run_on_nodes(platform.node, engine=engine)
+
+        assert len(engine.data) < 200
 
     def test_cannot_travel(self):
         """
-        What cannot travel is told before anybody is asked.
+        What cannot travel is reported before any node is asked.
         """
         lock = threading.Lock()
 
         with pytest.raises(NodesError, match="the function cannot travel"):
-            pack(lambda: lock, 60)
+            run_on_nodes(lambda: lock)
 
-    def test_arguments(self, monkeypatch):
+    def test_arguments(self):
         """
-        The command line holds nothing of the function.
+        The command line holds nothing of the function, and a new mark each
+        time.
         """
-        monkeypatch.setattr(parcel.secrets, "token_hex", lambda _: "42")
+        first, second = Child(), Child()
 
-        got = pack(lambda: "secret", 90.4)
+        for engine in (first, second):
+            run_on_nodes(lambda: "secret", engine=engine, timeout_s=90.4)
 
-        assert ("-P", "-u", "-m") == got.arguments[:3]
-        assert ("distdebug-42", "90") == got.arguments[6:]
-        assert "secret" not in json.dumps(got.arguments)
+        assert ("python", "-P", "-u", "-m") == first.argv[:4]
+        assert "90" == first.argv[8]
+        assert len(first.argv[7]) >= len("distdebug-") + 32
+        assert first.argv[7] != second.argv[7]
+        assert "secret" not in json.dumps(first.argv)

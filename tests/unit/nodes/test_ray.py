@@ -4,35 +4,30 @@ Nodes of a Ray cluster, without one.
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import sys
-import types
 
 import pytest
 
 from distdebug.errors import MissingDependencyError, NodesError
-from distdebug.nodes import Ended, Ray, ray, run_on_nodes
-from distdebug.nodes.wire import ended_to_line
+from distdebug.nodes import Ray, run_on_nodes
 
 
-HEAD = "import json, sys, time\ntask = json.loads(input())\n"
+pytestmark = pytest.mark.process
+
+
+HEAD = "import json, os, sys, time\ntask = json.loads(sys.stdin.readline())\n"
+HOSTS = {"hosts": ["a", "b"], "address": "1.2.3.4:6379"}
 
 
 @pytest.fixture
-def driver(tmp_path, monkeypatch):
+def driver(connection):
     """
-    Give the code that is the connection to Ray.
+    Gives the code that is the connection to Ray, once it knows the task.
     """
-
-    def give(code):
-        (tmp_path / "fake_driver.py").write_text(HEAD + code)
-
-    monkeypatch.setattr(ray, "_MODULE", "fake_driver")
-    monkeypatch.setattr(ray, "find_spec", lambda name: name)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path)]))
-    monkeypatch.setitem(sys.modules, "ray", None)
-    return give
+    return lambda code: connection(HEAD + code)
 
 
 def says(*answers):
@@ -43,6 +38,14 @@ def says(*answers):
     return f"sys.stdout.write({lines!r})\nsys.stdout.flush()\n"
 
 
+def ended(**changes):
+    """
+    What a command left, as it travels.
+    """
+    whole = {"status": 0, "output": "", "complaint": "", "trouble": None}
+    return json.dumps(whole | changes)
+
+
 def run(engine=None, **options):
     """
     The results of a command, by node.
@@ -51,23 +54,17 @@ def run(engine=None, **options):
     return {result.host: result for result in results}
 
 
-HOSTS = {"hosts": ["a", "b"], "address": "1.2.3.4:6379"}
-
-
 def test_answers(driver):
     """
-    Nodes answer as they come; what they say is looked at.
+    Nodes answer as they come; what they say may be long.
     """
     told = []
+    output = base64.b64encode(b"x" * 3_000_000 + b"shown").decode()
     driver(
         says(
             HOSTS,
-            {"host": "b", "seconds": 1.5, "ended": "nonsense"},
-            {
-                "host": "a",
-                "seconds": 2.5,
-                "ended": ended_to_line(Ended(0, b"shown")),
-            },
+            {"host": "b", "seconds": 1.5, "ended": ended(status=3)},
+            {"host": "a", "seconds": 2.5, "ended": ended(output=output)},
         )
     )
 
@@ -75,26 +72,82 @@ def test_answers(driver):
 
     assert [(1, 2), (2, 2)] == told
     assert ["b", "a"] == list(got)
-    assert ("ok", "shown", 2.5) == (
-        got["a"].status,
-        got["a"].output,
-        got["a"].seconds,
+    assert ("ok", 2.5) == (got["a"].status, got["a"].seconds)
+    assert got["a"].output.endswith("xshown")
+    assert ("failed", "it ended with status 3") == (
+        got["b"].status,
+        got["b"].reason,
     )
-    assert "nobody understands" in got["b"].reason
 
 
-def test_question(driver):
+HOSTILE = [
+    None,
+    "",
+    "3",
+    "{}",
+    ["list"],
+    "[" * 100_000,
+    ended(status="x"),
+    ended(status=[]),
+    ended(output=3),
+    ended(output="\u00e4"),
+    ended(complaint=None),
+    ended(trouble="dead"),
+    ended(trouble=["dead", "x"]),
+    ended(trouble=["alive", "x", "y"]),
+    ended(trouble=["dead", 3, "y"]),
+]
+
+
+def test_hostile(driver):
     """
-    The connection is told what to do, and where.
+    An answer that cannot be understood costs one node, and is said to be such.
     """
+    answers = {str(n): line for n, line in enumerate(HOSTILE)}
+    answers["good"] = ended(trouble=["dead", "gone\n", "wait"], status=None)
     driver(
-        "said = sys.stdout.write\n"
-        "said(json.dumps({'reason': json.dumps(task), 'remedy': ''}) + '\\n')"
+        says(
+            {"hosts": list(answers), "address": ""},
+            *(
+                {"host": host, "seconds": 1, "ended": line}
+                for host, line in answers.items()
+            ),
+        )
     )
-    engine = Ray("h:1", job="7", at_once=2, grace_s=3, runtime_env={"a": "b"})
 
+    got = run()
+
+    good = got.pop("good")
+    assert ("dead", "gone", "wait") == (good.status, good.reason, good.remedy)
+    assert len(HOSTILE) == len(got)
+    for result in got.values():
+        assert "failed" == result.status
+        assert "nobody understands" in result.reason
+
+
+def asked(engine, **options):
+    """
+    What the connection is asked.
+    """
     with pytest.raises(NodesError) as caught:
-        run(engine, timeout_s=5)
+        run(engine, **options)
+    return json.loads(str(caught.value))
+
+
+@pytest.fixture
+def echo(driver):
+    """
+    A connection that gives what it is asked as the reason to refuse.
+    """
+    driver("print(json.dumps({'reason': json.dumps(task), 'remedy': ''}))\n")
+
+
+@pytest.mark.usefixtures("echo")
+def test_question():
+    """
+    The connection learns what to do, and where.
+    """
+    engine = Ray("h:1", job="7", at_once=2, grace_s=3, runtime_env={"a": "b"})
 
     assert {
         "address": "h:1",
@@ -105,7 +158,28 @@ def test_question(driver):
         "argv": ["hostname"],
         "data": None,
         "timeout_s": 5,
-    } == json.loads(str(caught.value))
+    } == asked(engine, timeout_s=5)
+
+
+@pytest.mark.usefixtures("echo")
+@pytest.mark.parametrize(
+    ("address", "is_connected", "job", "expected"),
+    [
+        ("auto", True, None, ("10.0.0.1:6379", "09000000")),
+        ("auto", True, "7", ("10.0.0.1:6379", "7")),
+        ("auto", False, None, ("auto", None)),
+        ("h:1", True, None, ("h:1", None)),
+    ],
+)
+def test_connected(ray, address, is_connected, job, expected):
+    """
+    A process that is connected means its own cluster, and its own job.
+    """
+    ray.is_connected = is_connected
+
+    question = asked(Ray(address, job=job))
+
+    assert expected == (question["address"], question["job"])
 
 
 def test_locate(driver):
@@ -131,10 +205,11 @@ def test_function(driver):
 
 def test_broken(driver):
     """
-    When the connection breaks, what is missing is told, and what it said.
+    When the connection breaks, what is missing is reported, and what it said
+    last.
     """
-    answer = {"host": "a", "seconds": 1, "ended": ended_to_line(Ended(0))}
-    driver(says(HOSTS, answer) + "sys.exit('head is gone')")
+    answer = {"host": "a", "seconds": 1, "ended": ended()}
+    driver(says(HOSTS, answer) + "sys.exit('x' * 10**6 + '\\nhead is gone')")
 
     got = run()
 
@@ -142,39 +217,104 @@ def test_broken(driver):
     assert "the connection to Ray broke: head is gone" == got["b"].reason
 
 
-def test_no_answer(driver, monkeypatch):
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    "code",
+    ["time.sleep(600)", "while True: sys.stdout.write('x' * 9999)"],
+    ids=["silent", "without end"],
+)
+def test_no_answer(driver, monkeypatch, code):
     """
-    A connection that goes silent is given up.
+    A connection that goes silent, or says a line without end, is given up.
     """
-    monkeypatch.setattr(ray, "_CONNECT_S", 2.0)
-    monkeypatch.setattr("distdebug.nodes.conversation._LEAVE_S", 0.2)
-    driver(says(HOSTS) + "time.sleep(600)")
+    # In earnest it may take 256 MiB of this machine.
+    monkeypatch.setattr("distdebug.nodes.conversation._MOST_LINE", 1 << 16)
+    driver(says(HOSTS) + code)
 
     got = run(Ray(grace_s=0.1), timeout_s=0.1)
 
     assert {"timed_out"} == {result.status for result in got.values()}
 
 
+def is_gone(pid):
+    """
+    Whether nothing is left of a process.
+    """
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+@pytest.mark.usefixtures("impatient")
+def test_deaf(driver):
+    """
+    A connection that does not end is killed.
+    """
+    driver(
+        "print(json.dumps({'hosts': [], 'address': os.getpid()}), flush=True)"
+        "\ntime.sleep(600)"
+    )
+
+    assert is_gone(int(Ray().locate()))
+
+
+def test_interrupted(driver):
+    """
+    An interrupt leaves no connection behind.
+    """
+    pids = []
+    driver(
+        says(HOSTS)
+        + "end = {'status': 0, 'complaint': '', 'trouble': None, 'output': ''}"
+        "\nprint(json.dumps({'host': 'a', 'seconds': os.getpid(),"
+        " 'ended': json.dumps(end)}), flush=True)\nsys.stdin.read()"
+    )
+
+    def interrupt():
+        for result in run_on_nodes(["x"], engine=Ray()):
+            pids.append(int(result.seconds))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupt()
+
+    assert is_gone(pids[0])
+
+
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize(
     ("code", "message"),
     [
         ("sys.exit('no way')", "the connection to Ray broke: no way"),
         (says({"reason": "too old", "remedy": "renew"}), "too old"),
-        ("time.sleep(600)", "no Ray cluster answers at auto within 2 s"),
+        ("time.sleep(600)", "no Ray cluster answers at auto within 1 s"),
+        # Of an endless complaint the end is kept, and here says nothing.
+        ("sys.exit('x' + 10**6 * '\\n')", r"the connection to Ray broke\n"),
     ],
+    ids=["broke", "reason", "silent", "complaint"],
 )
-def test_no_cluster(driver, monkeypatch, code, message):
+def test_no_cluster(driver, code, message):
     """
     Without a cluster, there is a reason and a remedy.
     """
-    monkeypatch.setattr(ray, "_CONNECT_S", 2.0)
-    monkeypatch.setattr("distdebug.nodes.conversation._LEAVE_S", 0.2)
     driver(code)
 
     with pytest.raises(NodesError, match=message) as caught:
         run()
 
     assert caught.value.remedy
+
+
+def test_gone(connection):
+    """
+    A connection that ends before it was asked is broken.
+    """
+    connection("")
+
+    with pytest.raises(NodesError, match="the connection to Ray broke"):
+        list(Ray().run(["x"], data=b"x" * (1 << 24), timeout_s=60))
 
 
 @pytest.mark.parametrize("address", ["", "local", "ray://h:10001"])
@@ -190,32 +330,7 @@ def test_no_ray(monkeypatch):
     """
     Without Ray, it is said what to install.
     """
-    monkeypatch.setattr(ray, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "ray", None)
 
     with pytest.raises(MissingDependencyError, match="Ray is not installed"):
         run()
-
-
-@pytest.mark.parametrize(
-    ("address", "is_initialized", "job", "expected"),
-    [
-        ("auto", True, None, ("1.1.1.1:6379", "01000000")),
-        ("auto", True, "7", ("1.1.1.1:6379", "7")),
-        ("auto", False, None, ("auto", None)),
-        ("h:1", True, None, ("h:1", None)),
-    ],
-)
-def test_connected(monkeypatch, address, is_initialized, job, expected):
-    """
-    A process that is connected means its own cluster, and its own job.
-    """
-    context = types.SimpleNamespace(
-        gcs_address="1.1.1.1:6379", get_job_id=lambda: "01000000"
-    )
-    fake = types.SimpleNamespace(
-        is_initialized=lambda: is_initialized,
-        get_runtime_context=lambda: context,
-    )
-    monkeypatch.setitem(sys.modules, "ray", fake)
-
-    assert expected == Ray(address, job=job)._where()

@@ -5,7 +5,6 @@ What is done with Ray, without one.
 from __future__ import annotations
 
 import base64
-import functools
 import io
 import json
 import os
@@ -13,63 +12,22 @@ import signal
 import sys
 import threading
 import time
-import types
 
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import CancelledError
 from types import SimpleNamespace
 
 import pytest
 
 from distdebug.errors import NodesError
-from distdebug.nodes import Ended, ray_driver, ray_executor
-from distdebug.nodes.ray_env import runtime_env_of
-from distdebug.nodes.ray_executor import RayExecutor
-from distdebug.nodes.wire import ended_from_line
+from distdebug.nodes import Ray, RayExecutor, ray_driver
 
 
-class NodeDiedError(Exception):
-    """
-    As that of Ray.
-    """
-
-
-class TaskUnschedulableError(Exception):
-    """
-    As that of Ray.
-    """
-
-
-class ActorUnschedulableError(Exception):
-    """
-    As that of Ray.
-    """
-
-
-class RuntimeEnvSetupError(Exception):
-    """
-    As that of Ray.
-    """
-
-
-def node(name, **changes):
-    """
-    A node, as Ray tells it.
-    """
-    return {
-        "NodeID": name * 56,
-        "NodeManagerHostname": f"host-{name}",
-        "NodeManagerAddress": f"10.0.0.{ord(name)}",
-        "NodeName": f"10.0.0.{ord(name)}",
-        "Alive": True,
-        "DeathReason": 0,
-        "DeathReasonMessage": "",
-        **changes,
-    }
+pytestmark = pytest.mark.process
 
 
 def job(number, env=None, **changes):
     """
-    A job, as Ray tells it.
+    A job, as Ray describes it.
     """
     config = SimpleNamespace(
         ray_namespace=changes.pop("namespace", "x"),
@@ -87,160 +45,6 @@ def job(number, env=None, **changes):
             **changes,
         }
     )
-
-
-class Task:
-    """
-    A function that Ray runs.
-    """
-
-    def __init__(self, ray, function, options=None):
-        self.ray, self.function, self.opt = ray, function, options or {}
-
-    def options(self, **options):
-        """
-        It, to be run in another way.
-        """
-        self.ray.options.append(options)
-        return SimpleNamespace(
-            remote=Task(self.ray, self.function, options).remote
-        )
-
-    def remote(self, *args):
-        """
-        Run it, as far as the fake has no other answer.
-        """
-        where = self.opt.get("scheduling_strategy")
-        name = where.node_id[0] if where else ""
-        future = Future()
-        answer = self.ray.answers.get(name, lambda: self.function(*args))
-        if answer is not None:
-            try:
-                future.set_result(answer())
-            except Exception as exc:  # noqa: BLE001
-                future.set_exception(exc)
-        ref = SimpleNamespace(future=lambda: future)
-        return types.new_class("Ref", (), {}, lambda ns: ns.update(vars(ref)))
-
-
-class FakeRay(types.ModuleType):
-    """
-    As much of Ray as is used.
-    """
-
-    def __init__(self):
-        super().__init__("ray")
-        self.table = [node("a"), node("b")]
-        self.jobs, self.answers = [], {}
-        self.options, self.cancelled, self.inits = [], [], []
-        self.is_connected, self.refusal = False, None
-        self.exceptions = SimpleNamespace(
-            NodeDiedError=NodeDiedError,
-            TaskUnschedulableError=TaskUnschedulableError,
-            ActorUnschedulableError=ActorUnschedulableError,
-            RuntimeEnvSetupError=RuntimeEnvSetupError,
-        )
-        client = SimpleNamespace(get_all_job_info=self._get_all_job_info)
-        worker = SimpleNamespace(gcs_client=client)
-        self._private = SimpleNamespace(
-            worker=SimpleNamespace(global_worker=worker)
-        )
-
-    def _get_all_job_info(self, **_options):
-        return dict(enumerate(self.jobs))
-
-    def init(self, address, **options):
-        """
-        Connect.
-        """
-        if self.refusal:
-            raise self.refusal
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        self.inits.append((address, options))
-        self.is_connected = True
-
-    def shutdown(self):
-        """
-        Disconnect.
-        """
-        self.is_connected = False
-
-    def is_initialized(self):
-        """
-        Whether it is connected.
-        """
-        return self.is_connected
-
-    def nodes(self):
-        """
-        The nodes.
-        """
-        return [dict(x) for x in self.table]
-
-    @staticmethod
-    def get_runtime_context():
-        """
-        Who we are.
-        """
-        return SimpleNamespace(
-            gcs_address="10.0.0.1:6379", get_job_id=lambda: "09000000"
-        )
-
-    @staticmethod
-    def put(value):
-        """
-        Keep a value.
-        """
-        return value
-
-    def remote(self, **options):
-        """
-        What makes a task of a function.
-        """
-        self.options.append(options)
-        return functools.partial(Task, self)
-
-    @staticmethod
-    def wait(refs, *, num_returns=1, timeout):
-        """
-        Which are done?
-        """
-        time.sleep(0.01)
-        return [ref for ref in refs if ref.future().done()][:num_returns], []
-
-    @staticmethod
-    def get(ref):
-        """
-        What is its value?
-        """
-        return ref.future().result()
-
-    def cancel(self, ref, *, force):
-        """
-        End a task.
-        """
-        assert not force
-        self.cancelled.append(ref)
-
-
-@pytest.fixture
-def ray(monkeypatch):
-    """
-    A Ray that is none.
-    """
-    fake = FakeRay()
-    strategies = types.ModuleType("strategies")
-    strategies.NodeAffinitySchedulingStrategy = lambda node_id, *, soft: (
-        SimpleNamespace(node_id=node_id, soft=soft)
-    )
-    monkeypatch.setitem(sys.modules, "ray", fake)
-    monkeypatch.setitem(
-        sys.modules, "ray.util.scheduling_strategies", strategies
-    )
-    before = signal.getsignal(signal.SIGTERM)
-    yield fake
-    signal.signal(signal.SIGTERM, before)
 
 
 def drive(*, closed=False, **task):
@@ -271,7 +75,18 @@ def drive(*, closed=False, **task):
             if thread.name.endswith("(_wait_for_end)"):
                 thread.join(30)
     first, *rest = map(json.loads, out.getvalue().splitlines())
-    return first, {x["host"]: ended_from_line(x["ended"]) for x in rest}
+    return first, {x["host"]: left(x["ended"]) for x in rest}
+
+
+def left(line):
+    """
+    What a command left: its status, its output, and its trouble.
+    """
+    if line is None:
+        return None
+    ended = json.loads(line)
+    output = base64.b64decode(ended["output"])
+    return ended["status"], output, ended["trouble"]
 
 
 class TestDriver:
@@ -283,8 +98,8 @@ class TestDriver:
 
         assert ["host-a", "host-b"] == first["hosts"]
         assert "10.0.0.1:6379" == first["address"]
-        assert Ended(0, b"in host-a\n") == got["host-a"]
-        assert Ended(0, b"in host-b\n") == got["host-b"]
+        assert (0, b"in host-a\n", None) == got["host-a"]
+        assert (0, b"in host-b\n", None) == got["host-b"]
         assert {"num_cpus": 0, "max_retries": 0} == ray.options[0]
         assert {"pip": []} == ray.options[1]["runtime_env"]
         assert not ray.options[1]["scheduling_strategy"].soft
@@ -296,7 +111,7 @@ class TestDriver:
         """
         _, got = drive(argv=["", "-c", "print(42)"], data=None)
 
-        assert b"42\n" == got["host-a"].output
+        assert (0, b"42\n", None) == got["host-a"]
 
     def test_locate(self, ray):
         """
@@ -311,7 +126,7 @@ class TestDriver:
         """
         Nodes on the same host have different names.
         """
-        ray.table = [node(x, NodeManagerHostname="vm") for x in "ab"]
+        ray.table = [ray.node(x, NodeManagerHostname="vm") for x in "ab"]
 
         first, got = drive()
 
@@ -319,44 +134,46 @@ class TestDriver:
 
     def test_dead(self, ray):
         """
-        Dead nodes are told, but for those that were taken back.
+        Dead nodes are reported, but for those that were taken back.
         """
         ray.table = [
-            node("a"),
-            node("b", Alive=False, DeathReasonMessage="no heartbeat"),
-            node("c", Alive=False, DeathReason=4),
+            ray.node("a"),
+            ray.node("b", Alive=False, DeathReasonMessage="no heartbeat"),
+            ray.node("c", Alive=False, DeathReason=4),
         ]
 
         first, got = drive()
 
         assert ["host-a", "host-b"] == first["hosts"]
-        assert "dead" == got["host-b"].trouble.status
-        assert "no heartbeat" in got["host-b"].trouble.reason
+        status, reason, _ = got["host-b"][2]
+        assert "dead" == status
+        assert "no heartbeat" in reason
 
     @pytest.mark.parametrize(
         ("error", "status", "reason"),
         [
-            (NodeDiedError("x"), "dead", "does not reach the node"),
-            (TaskUnschedulableError("x"), "dead", "does not reach the node"),
-            (RuntimeEnvSetupError("x"), "failed", "cannot be set up there: R"),
-            (OSError("out of it"), "failed", "failed: OSError: out of it"),
+            ("NodeDiedError", "dead", "does not reach the node"),
+            ("RuntimeEnvSetupError", "failed", "cannot be set up there: R"),
+            ("Error", "failed", "failed: OSError: out of it"),
         ],
     )
     def test_errors(self, ray, error, status, reason):
         """
-        What Ray says of a task is told, and costs one node.
+        What Ray says of a task is reported, and costs one node.
         """
 
+        kind = getattr(ray.exceptions, error, OSError)
+
         def fail():
-            raise error
+            raise kind(*["out of it"])
 
         ray.answers["a"] = fail
 
         _, got = drive()
 
-        assert status == got["host-a"].trouble.status
-        assert reason in got["host-a"].trouble.reason
-        assert 0 == got["host-b"].status
+        assert status == got["host-a"][2][0]
+        assert reason in got["host-a"][2][1]
+        assert 0 == got["host-b"][0]
 
     def test_died(self, ray):
         """
@@ -364,35 +181,35 @@ class TestDriver:
         """
 
         def fail():
-            ray.table[0] = node("a", Alive=False)
+            ray.table[0] = ray.node("a", Alive=False)
             raise OSError
 
         ray.answers["a"] = fail
 
         _, got = drive()
 
-        assert "dead" == got["host-a"].trouble.status
+        assert "dead" == got["host-a"][2][0]
 
-    @pytest.mark.parametrize("answer", [b"\xff", "text", ["list"], 3])
+    @pytest.mark.parametrize("answer", [["list"], 3, None])
     def test_hostile(self, ray, answer):
         """
-        Whatever a node returns, it is text or nothing.
+        What a node returns is carried on only if it is text.
         """
         ray.answers["a"] = lambda: answer
 
         _, got = drive()
 
-        assert "nobody understands" in got["host-a"].trouble.reason
+        assert got["host-a"] is None
 
     @pytest.mark.parametrize("alive", [True, False, None])
     def test_late(self, ray, alive, monkeypatch):
         """
-        What takes too long is cancelled, and told as what it is by then.
+        What takes too long is cancelled, and reported as what it is by then.
         """
         ray.answers["a"] = None
         tables = [
-            [node("a")],
-            [node("a", Alive=alive)] if alive is not None else [],
+            [ray.node("a")],
+            [ray.node("a", Alive=alive)] if alive is not None else [],
         ]
         monkeypatch.setattr(
             ray, "nodes", lambda: tables.pop(0) if tables else []
@@ -400,13 +217,14 @@ class TestDriver:
 
         _, got = drive(timeout_s=0.1, grace_s=0.1)
 
-        assert got["host-a"].status is None
-        assert (alive is False) == bool(got["host-a"].trouble)
+        status, _, trouble = got["host-a"]
+        assert status is None
+        assert (alive is False) == bool(trouble)
         assert 1 == len(ray.cancelled)
 
     def test_stopped(self, ray):
         """
-        When nobody listens any more, what runs is cancelled.
+        When nothing listens any more, what runs is cancelled.
         """
         ray.answers = {"a": None, "b": None}
         begin = time.monotonic()
@@ -435,7 +253,7 @@ class TestDriver:
     )
     def test_refused(self, ray, error, reason, remedy):
         """
-        Why there is no connection is told.
+        Why there is no connection is reported.
         """
         ray.refusal = error
 
@@ -445,124 +263,103 @@ class TestDriver:
         assert remedy in first["remedy"]
         assert {} == got
 
-    def test_not_installed(self, monkeypatch):
+    def test_not_installed(self, ray, monkeypatch):
         """
         A node without distdebug says so, as data.
         """
         monkeypatch.setitem(sys.modules, "distdebug.nodes.process", None)
 
-        got = ended_from_line(ray_driver.on_node(b"", 1, "h").decode())
+        _, got = drive()
 
-        assert "in the Ray worker of h: " in got.trouble.reason
-        assert "install distdebug" in got.trouble.remedy
+        _, reason, remedy = got["host-a"][2]
+        assert "in the Ray worker of host-a: " in reason
+        assert "install distdebug" in remedy
 
-    def test_main(self, ray, monkeypatch, capfd):
+    def test_noise(self, tmp_path, monkeypatch):
         """
-        What Ray prints goes where nobody takes it for an answer.
+        What Ray prints goes where it is not taken for an answer.
         """
-        keep = os.dup(1)
+        (tmp_path / "ray.py").write_text(NOISY)
+        path = os.pathsep.join([str(tmp_path), *sys.path])
+        monkeypatch.setenv("PYTHONPATH", path)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "ray", raising=False)
 
-        def say(stdin, stdout):
-            os.write(1, b"noise")
-            stdout.write("answer")
-            return 0
-
-        monkeypatch.setattr(ray_driver, "main", say)
-
-        status = ray_driver._main()
-
-        os.dup2(keep, 1)
-        os.close(keep)
-        out, err = capfd.readouterr()
-        assert (0, "answer", "noise") == (status, out, err)
+        with pytest.raises(NodesError, match="auto: no cluster"):
+            Ray().locate()
 
 
-class TestRuntimeEnv:
-    def test_given(self, ray):
-        """
-        One that is given is taken.
-        """
-        assert {} == runtime_env_of({}, "job")
-
-    def test_nothing_runs(self, ray):
-        """
-        Where no job runs, there is none.
-        """
-        ray.jobs = [
-            job(1, {"pip": ["a"]}, is_dead=True),
-            job(2, {"pip": ["a"]}, namespace="_ray_internal_dashboard"),
-            job(3, {"pip": ["a"]}, namespace="_distdebug"),
-            job(9, {"pip": ["a"]}),
-        ]
-
-        assert runtime_env_of(None, None) is None
-
-    def test_only_job(self, ray):
-        """
-        That of the only job is taken, without its profiler and its hook.
-        """
-        hook = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"
-        env = {
-            "working_dir": "gcs://x.zip",
-            "nsight": "default",
-            "env_vars": {"A": "1", hook: "f"},
-        }
-        ray.jobs = [job(1, env)]
-
-        got = runtime_env_of(None, None)
-
-        assert {"working_dir": "gcs://x.zip", "env_vars": {"A": "1"}} == got
-
-    @pytest.mark.parametrize("name", ["01000000", "raysubmit_1"])
-    def test_named(self, ray, name):
-        """
-        A job has a number and a name.
-        """
-        ray.jobs = [
-            job(1, {"pip": ["a"]}, submission="raysubmit_1"),
-            job(2),
-        ]
-
-        assert {"pip": ["a"]} == runtime_env_of(None, name)
-
-    def test_unknown(self, ray):
-        """
-        A job that does not run is told.
-        """
-        with pytest.raises(NodesError, match="Ray runs no job 'x'"):
-            runtime_env_of(None, "x")
-
-    def test_several(self, ray):
-        """
-        Several jobs have to be the same, or one is named.
-        """
-        ray.jobs = [job(1, {"pip": ["a"]}), job(2, {"pip": ["a"]})]
-        assert {"pip": ["a"]} == runtime_env_of(None, None)
-
-        ray.jobs.append(job(3, submission="raysubmit_3"))
-        with pytest.raises(NodesError, match=r"01000000 .*raysubmit_3 \("):
-            runtime_env_of(None, None)
-
-    def test_other_ray(self, ray):
-        """
-        A Ray that is made otherwise is told as such.
-        """
-        ray.jobs = [SimpleNamespace(is_dead=False)]
-
-        with pytest.raises(NodesError, match="does not tell its jobs"):
-            runtime_env_of(None, None)
+NOISY = """
+def init(*args, **options):
+    print("noise")
+    raise ConnectionError("no cluster")
+"""
 
 
-@pytest.fixture
-def located(monkeypatch):
+HOOK = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"
+PIP = {"pip": ["a"]}
+NAMED = [job(1, PIP, submission="raysubmit_1"), job(2)]
+SAME = [job(1, PIP), job(2, PIP)]
+
+
+@pytest.mark.parametrize(
+    ("jobs", "name", "given", "expected"),
+    [
+        ([], "job", {"pip": []}, {"pip": []}),
+        # None of these is a job that runs, and is not ours or Ray's own.
+        (
+            [
+                job(1, PIP, is_dead=True),
+                job(2, PIP, namespace="_ray_internal_dashboard"),
+                job(3, PIP, namespace="_distdebug"),
+                job(9, PIP),
+            ],
+            *(None, None, None),
+        ),
+        # The only job, without its profiler and its hook.
+        (
+            [job(1, {"nsight": "x", "env_vars": {"A": "1", HOOK: "f"}})],
+            *(None, None, {"env_vars": {"A": "1"}}),
+        ),
+        (NAMED, "01000000", None, PIP),
+        (NAMED, "raysubmit_1", None, PIP),
+        ([], "x", None, "Ray runs no job 'x'"),
+        # A Ray that is made otherwise.
+        ([SimpleNamespace(is_dead=False)], None, None, "not tell its jobs"),
+        # Several jobs have to be the same, or one is named.
+        (SAME, None, None, PIP),
+        ([*SAME, job(3, submission="raysubmit_3")], None, None, "01000000 ("),
+    ],
+    ids=[
+        *("given", "nothing runs", "only job", "number", "name", "unknown"),
+        *("other Ray", "same", "several"),
+    ],
+)
+def test_runtime_env(ray, jobs, name, given, expected):
     """
-    A cluster that answers.
+    The runtime environment of tasks is that of the job, if it is known which
+    job is meant.
     """
-    monkeypatch.setattr(ray_executor.Ray, "locate", lambda _: "10.0.0.1:6379")
+    ray.jobs = jobs
+
+    first, _ = drive(runtime_env=given, job=name)
+
+    if isinstance(expected, str):
+        assert expected in first["reason"]
+        assert first["remedy"]
+    else:
+        assert expected == ray.options[1].get("runtime_env")
 
 
-@pytest.mark.usefixtures("located")
 class TestExecutor:
+    @pytest.fixture
+    def ray(self, connection, request):
+        """
+        A Ray that is none, whose cluster answers.
+        """
+        connection('print(\'{"hosts": [], "address": "10.0.0.7:6379"}\')')
+        return request.getfixturevalue("ray")
+
     def test_calls(self, ray):
         """
         Calls have values, or exceptions; the connection ends with it.
@@ -576,7 +373,7 @@ class TestExecutor:
         assert 32 == value.result()
         assert isinstance(failure.exception(), ValueError)
         assert before is signal.getsignal(signal.SIGTERM)
-        assert "10.0.0.1:6379" == ray.inits[0][0]
+        assert "10.0.0.7:6379" == ray.inits[0][0]
         assert not ray.inits[0][1]["log_to_driver"]
         assert not ray.is_connected
 
@@ -620,9 +417,9 @@ class TestExecutor:
 
     def test_no_node(self, ray):
         """
-        A node that is not there is told; nothing stays connected.
+        A node that is not there is reported; nothing stays connected.
         """
-        ray.table.append(node("c", Alive=False))
+        ray.table.append(ray.node("c", Alive=False))
 
         with pytest.raises(NodesError, match="it has host-a, host-b") as got:
             RayExecutor(node="host-c")

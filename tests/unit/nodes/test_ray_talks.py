@@ -4,125 +4,19 @@ Talking to programs on the nodes of a Ray cluster, without one.
 
 from __future__ import annotations
 
+import io
 import json
-import queue
+import os
 import socket
-import sys
 import threading
 import time
-import types
-
-from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import pytest
 
-from distdebug.nodes import Ray, close_channels, ray_doors
-from distdebug.nodes import ray as ray_module
-from distdebug.nodes.ray_driver import Program
-from distdebug.nodes.ray_talks import Talks
+from distdebug.nodes import Ray, close_channels, ray_driver
 
 
-class Actor:
-    """
-    An actor whose methods run in threads, in the order of their calls.
-    """
-
-    def __init__(self, made):
-        self.made = made
-        self.calls = []
-        self.pools = [ThreadPoolExecutor(1), ThreadPoolExecutor(1)]
-        self.tell = SimpleNamespace(remote=self._tell)
-        self.hear = SimpleNamespace(options=self._options)
-
-    def _tell(self, data):
-        self.pools[0].submit(self.made.tell, data)
-
-    def _options(self, *, concurrency_group):
-        assert "hear" == concurrency_group
-        return SimpleNamespace(remote=self._hear)
-
-    def _hear(self):
-        future = self.pools[1].submit(self.made.hear)
-        return SimpleNamespace(future=lambda: future)
-
-
-class FakeRay(types.ModuleType):
-    """
-    As much of Ray as is used.
-    """
-
-    def __init__(self):
-        super().__init__("ray")
-        self.options, self.killed, self.made = [], [], []
-        error = type("DiedError", (Exception,), {})
-        self.exceptions = SimpleNamespace(
-            NodeDiedError=error,
-            TaskUnschedulableError=error,
-            ActorUnschedulableError=error,
-            RuntimeEnvSetupError=error,
-        )
-        self.table = []
-
-    def nodes(self):
-        """
-        What is known of the nodes.
-        """
-        return self.table
-
-    def remote(self, **options):
-        """
-        What makes an actor of a class.
-        """
-        self.options.append(options)
-
-        def wrap(program):
-            return SimpleNamespace(
-                options=lambda **more: self._actor(program, more)
-            )
-
-        return wrap
-
-    def _actor(self, program, options):
-        self.options.append(options)
-
-        def make(argv):
-            self.made.append(Actor(program(argv)))
-            return self.made[-1]
-
-        return SimpleNamespace(remote=make)
-
-    def kill(self, actor):
-        """
-        End an actor, and what it started.
-        """
-        self.killed.append(actor)
-        end = getattr(actor.made, "_process", None)
-        if end:
-            end.kill()
-            end.wait(30)
-            for pool in actor.pools:
-                pool.shutdown()
-            for stream in (end.stdin, end.stdout, end.stderr):
-                stream.close()
-
-
-@pytest.fixture
-def ray(monkeypatch):
-    """
-    A Ray that is none.
-    """
-    fake = FakeRay()
-    strategies = types.ModuleType("strategies")
-    strategies.NodeAffinitySchedulingStrategy = lambda node_id, *, soft: (
-        node_id,
-        soft,
-    )
-    monkeypatch.setitem(sys.modules, "ray", fake)
-    monkeypatch.setitem(
-        sys.modules, "ray.util.scheduling_strategies", strategies
-    )
-    return fake
+pytestmark = pytest.mark.process
 
 
 class Driver:
@@ -130,21 +24,38 @@ class Driver:
     The process that is connected to Ray, as a thread.
     """
 
-    def __init__(self, program, **options):
-        self.said = queue.Queue()
-        nodes = {
-            "a": {"NodeID": "1a", "Alive": True},
-            "b": {"NodeID": "1b", "Alive": False},
-        }
-        env = options.get("env")
-        self.talks = Talks(program, nodes, env, self.said.put)
+    def __init__(self, env=None):
         self.doors, theirs = socket.socketpair(
             socket.AF_UNIX, socket.SOCK_SEQPACKET
         )
-        self.thread = threading.Thread(
-            target=self.talks.serve, args=(theirs,), daemon=True
-        )
+        task = {
+            "address": "auto",
+            "runtime_env": env or {},
+            "job": None,
+            "doors": theirs.detach(),
+        }
+        stdin, self.stdin = os.pipe()
+        os.write(self.stdin, json.dumps(task).encode() + b"\n")
+        self.said = io.StringIO()
+        self.thread = threading.Thread(target=self.run, args=(stdin,))
         self.thread.start()
+
+    def run(self, stdin):
+        """
+        Be connected until it is over.
+        """
+        with os.fdopen(stdin) as file:
+            ray_driver.main(file, self.said)
+            os.close(self.stdin)
+            for thread in threading.enumerate():
+                if thread.name.endswith("(_wait_for_end)"):
+                    thread.join(30)
+
+    def told(self):
+        """
+        What it said of the nodes.
+        """
+        return [*map(json.loads, self.said.getvalue().splitlines()[1:])]
 
     def open(self, host, *argv):
         """
@@ -169,17 +80,20 @@ class Driver:
 @pytest.fixture
 def driver(ray):
     """
-    Starts it, and ends it.
+    Starts it, and ends it; the second of both nodes is dead.
     """
-    made = []
+    made, complaints = [], os.dup(2)  # where it closes them for Ray
+    ray.table[1]["Alive"] = False
 
-    def begin(program=Program, **options):
-        made.append(Driver(program, **options))
+    def begin(**options):
+        made.append(Driver(**options))
         return made[-1]
 
     yield begin
     for one in made:
         one.end()
+    os.dup2(complaints, 2)
+    os.close(complaints)
 
 
 def everything(ours):
@@ -193,6 +107,16 @@ def everything(ours):
     return said
 
 
+def await_killed(ray, count):
+    """
+    Wait until so many actors were ended.
+    """
+    deadline = time.monotonic() + 30
+    while len(ray.killed) < count and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert count == len(ray.killed)
+
+
 class TestTalks:
     def test_talk(self, driver, ray):
         """
@@ -201,7 +125,7 @@ class TestTalks:
         """
         one = driver(env={"pip": []})
         with one.open(
-            "a", "sh", "-c", "read x; echo got $x; exec cat"
+            "host-a", "sh", "-c", "read x; echo got $x; exec cat"
         ) as ours:
             ours.sendall(b"this\n")
             first = ours.recv(100)
@@ -213,28 +137,26 @@ class TestTalks:
         assert b"got this\n" == first
         assert 100_001 == len(rest)
         assert 0 == ray.options[0]["num_cpus"]
-        assert ("1a", False) == ray.options[1]["scheduling_strategy"]
+        assert "a" * 56 == ray.options[1]["scheduling_strategy"].node_id
+        assert not ray.options[1]["scheduling_strategy"].soft
         assert {"pip": []} == ray.options[1]["runtime_env"]
 
     def test_hung_up(self, driver, ray):
         """
-        Who hangs up ends the actor, and with it the program.
+        A client that hangs up ends the actor, and with it the program.
         """
         one = driver()
-        one.open("a", "cat").close()
-        one.open("a", "sh", "-c", "echo").close()
-        deadline = time.monotonic() + 30
-        while len(ray.killed) < 2 and time.monotonic() < deadline:
-            time.sleep(0.01)
+        one.open("host-a", "cat").close()
+        one.open("host-a", "sh", "-c", "echo").close()
 
-        assert 2 == len(ray.killed)
+        await_killed(ray, 2)
 
     def test_over(self, driver, ray):
         """
         When no more sockets are handed out, all that still talk are ended.
         """
         one = driver()
-        with one.open("a", "cat") as ours:
+        with one.open("host-a", "cat") as ours:
             ours.sendall(b"hello")
             assert b"hello" == ours.recv(100)
 
@@ -246,26 +168,30 @@ class TestTalks:
     @pytest.mark.parametrize(
         ("host", "argv", "reason"),
         [
-            ("a", ["sh", "-c", "echo Oops >&2; exit 3"], "status 3: Oops"),
-            ("a", ["", "-c", "raise SystemExit(4)"], "status 4"),
-            ("b", ["cat"], "Ray does not reach the node"),
+            (
+                "host-a",
+                ["sh", "-c", "echo Oops >&2; exit 3"],
+                "status 3: Oops",
+            ),
+            ("host-a", ["", "-c", "raise SystemExit(4)"], "status 4"),
+            ("host-b", ["cat"], "Ray does not reach the node"),
         ],
         ids=["failed", "own Python", "dead node"],
     )
     def test_trouble(self, driver, host, argv, reason):
         """
-        Why a program ended is told before its socket is closed.
+        Why a program ended is reported before its socket is closed.
         """
         one = driver()
 
         assert b"" == everything(one.open(host, *argv))
-        told = one.said.get(timeout=30)
+        (told,) = one.told()
         assert host == told["host"]
-        assert reason in told["trouble"].reason
+        assert reason in told["trouble"][1]
 
     def test_actor_dies(self, driver, ray):
         """
-        An actor that dies is told of.
+        An actor that dies is reported.
         """
 
         class Dying:
@@ -276,11 +202,11 @@ class TestTalks:
                 msg = "worker died"
                 raise RuntimeError(msg)
 
-        ray.table = [{"NodeID": "1a", "Alive": True}]
-        one = driver(Dying)
+        ray.program = Dying
+        one = driver()
 
-        assert b"" == everything(one.open("a", "cat"))
-        assert "worker died" in one.said.get(timeout=30)["trouble"].reason
+        assert b"" == everything(one.open("host-a", "cat"))
+        assert "worker died" in one.told()[0]["trouble"][1]
 
     def test_too_late(self, driver, ray):
         """
@@ -299,34 +225,32 @@ class TestTalks:
             def tell(self, data):
                 pass
 
-        one = driver(Slow)
-        one.open("a").close()
-        deadline = time.monotonic() + 30
-        while not ray.killed and time.monotonic() < deadline:
-            time.sleep(0.01)
+        ray.program = Slow
+        one = driver()
+        one.open("host-a").close()
+        await_killed(ray, 1)
         free.set()
-        ours = one.open("a")
+        ours = one.open("host-a")
 
         assert b"late" == ours.recv(4)
         ours.close()
 
-
-class TestProgram:
-    def test_deaf(self):
+    def test_deaf(self, driver, ray):
         """
         A program that hears nothing any more is no error: how it ended is.
         """
-        program = Program(["sh", "-c", "exit 5"])
-        program._process.wait(30)
+        one = driver()
+        with one.open(
+            "host-a", "sh", "-c", "exec <&-; echo; sleep 0.1; exit 5"
+        ) as ours:
+            assert b"\n" == ours.recv(100)  # it is deaf from now on
 
-        program.tell(b"hello")
+            ours.sendall(b"hello")
 
-        assert (b"", 5, "") == program.hear()
-        for stream in (program._process.stdout, program._process.stderr):
-            stream.close()
-        with pytest.raises(BrokenPipeError):
-            program._process.stdin.write(b"x")
-        program._process.stdin.close()
+            assert b"" == ours.recv(100)
+        assert "status 5" in one.told()[0]["trouble"][1]
+        (tell,) = ray.killed[0].calls
+        assert tell.exception(30) is None
 
 
 HEAD = """
@@ -340,28 +264,12 @@ say(hosts=["a", "b"], address="h:1")
 
 
 class TestDoors:
-    @pytest.fixture
-    def connection(self, tmp_path, monkeypatch):
-        """
-        Give the code that is the connection to Ray.
-        """
-
-        def give(code):
-            (tmp_path / "fake_driver.py").write_text(HEAD + code)
-
-        monkeypatch.setattr(ray_module, "_MODULE", "fake_driver")
-        monkeypatch.setattr(ray_module, "find_spec", lambda name: name)
-        monkeypatch.setattr(ray_doors, "_REAP_S", 5.0)
-        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-        monkeypatch.setitem(sys.modules, "ray", None)
-        return give
-
     def test_doors(self, connection):
         """
         Each node is a socket; why it was closed is known for each.
         """
         connection(
-            "for _ in range(2):\n"
+            f"{HEAD}for _ in range(2):\n"
             "    data, (fd,), _, _ = socket.recv_fds(doors, 1000, 1)\n"
             "    asked = json.loads(data)\n"
             "    with socket.socket(fileno=fd) as node:\n"
@@ -384,7 +292,7 @@ class TestDoors:
         """
         Without a connection to Ray no node can be talked to.
         """
-        connection("socket.recv_fds(doors, 1000, 1)\n")
+        connection(HEAD + "socket.recv_fds(doors, 1000, 1)\n")
 
         with Ray("h:1").doors(["x"]) as doors:
             first = doors["a"]()

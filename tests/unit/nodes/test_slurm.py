@@ -10,7 +10,10 @@ import sys
 import pytest
 
 from distdebug.errors import NodesError
-from distdebug.nodes import Ended, Slurm, run_on_nodes, slurm
+from distdebug.nodes import Slurm, run_on_nodes
+
+
+pytestmark = pytest.mark.process
 
 
 SRUN = """
@@ -27,44 +30,20 @@ SLURMD_NODENAME=$node exec "$@"
 
 
 @pytest.fixture
-def commands(tmp_path, monkeypatch):
-    """
-    A folder for stand-ins, which are found first.
-    """
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    return tmp_path
-
-
-@pytest.fixture
-def command(commands):
-    """
-    Writes a stand-in.
-    """
-
-    def write(name, code):
-        path = commands / name
-        path.write_text(f"#!/bin/sh\n{code}\n")
-        path.chmod(0o755)
-
-    return write
-
-
-@pytest.fixture
-def job(command):
+def job(stand_in):
     """
     A job on four nodes, one of which does not answer.
     """
-    command(
+    stand_in(
         "squeue",
         'test "$*" = "-h -j 7 -o %A|%T|%N" && echo "7|RUN|n[1-3],x-1"',
     )
-    command(
+    stand_in(
         "scontrol",
         'test "$*" = "show hostnames n[1-3],x-1" && '
         "printf '%s\\n' n1 n2 n3 x-1",
     )
-    command("srun", SRUN)
+    return stand_in("srun", SRUN)
 
 
 class TestPlaces:
@@ -88,12 +67,12 @@ class TestPlaces:
         assert "python3" == engine.python
         assert sys.executable == Slurm(job=7).python
 
-    def test_array(self, command, job):
+    def test_array(self, stand_in, job):
         """
         Tasks of an array are reached as their own jobs; each node once.
         """
-        command("squeue", "echo '8|RUNNING|n1'; echo '9|RUNNING|n1'")
-        command("scontrol", "echo n1")
+        stand_in("squeue", "echo '8|RUNNING|n1'; echo '9|RUNNING|n1'")
+        stand_in("scontrol", "echo n1")
 
         got = Slurm(job="7").places()
 
@@ -120,12 +99,13 @@ class TestPlaces:
             ("sleep 600", "failed: no answer after 0.5 s"),
         ],
     )
-    def test_no_nodes(self, command, monkeypatch, code, message):
+    def test_no_nodes(self, stand_in, monkeypatch, code, message):
         """
-        A job without nodes, or a Slurm without answer, is told.
+        A job without nodes, or a Slurm without answer, is reported.
         """
-        monkeypatch.setattr(slurm, "_QUERY_S", 0.5)
-        command("squeue", code)
+        # Half a minute in earnest, which no user can set.
+        monkeypatch.setattr("distdebug.nodes.slurm._QUERY_S", 0.5)
+        stand_in("squeue", code)
 
         with pytest.raises(NodesError, match=message) as caught:
             Slurm(job=7).places()
@@ -143,7 +123,7 @@ class TestPlaces:
 
 
 class TestRun:
-    def test_function(self, job, commands, monkeypatch):
+    def test_function(self, job, monkeypatch):
         """
         All nodes answer but the one that is dead.
         """
@@ -155,7 +135,7 @@ class TestRun:
         )
         got = {x.host: (x.status, x.value) for x in results}
 
-        said = (commands / "srun.said").read_text()
+        said = job.with_name("srun.said").read_text()
         assert {
             "n1": ("ok", "n1"),
             "n2": ("ok", "n2"),
@@ -199,11 +179,11 @@ class TestExplain:
             ),
         ],
     )
-    def test_known(self, complaint, status, reason):
+    def test_known(self, complain, complaint, status, reason):
         """
-        What Slurm says is told in plain words, quoted, with what helps.
+        What Slurm says is reported in plain words, quoted, with what helps.
         """
-        got = slurm._trouble(Ended(complaint=f"noise\n{complaint}\n".encode()))
+        got = complain(f"noise\n{complaint}")
 
         assert status == got.status
         assert reason in got.reason
@@ -218,18 +198,44 @@ class TestExplain:
             "my job says: Node failure",
         ],
     )
-    def test_unknown(self, complaint):
+    def test_unknown(self, complain, complaint):
         """
         What the command itself says is not Slurm's trouble.
         """
-        assert slurm._trouble(Ended(complaint=complaint.encode())) is None
+        got = complain(complaint)
+
+        assert "failed" == got.status
+        assert "it ended with status 1" in got.reason
+
+    def test_late(self, complain):
+        """
+        What is known of a node is its result, also after the time.
+        """
+        got = complain("srun: error: Node failure", "exec sleep 600", 0.5)
+
+        assert "dead" == got.status
+
+    @pytest.fixture
+    def complain(self, job, stand_in):
+        """
+        Gives the result of a node where ``srun`` says this.
+        """
+
+        def give(complaint, then="exit 1", timeout_s=60.0):
+            stand_in("scontrol", "echo n1")
+            stand_in("srun", f"cat >&2 <<'END'\n{complaint}\nEND\n{then}")
+            engine = Slurm(job=7, grace_s=0.1)
+            (result,) = run_on_nodes(["x"], engine=engine, timeout_s=timeout_s)
+            return result
+
+        return give
 
 
-def test_no_text(command):
+def test_no_text(stand_in):
     """
-    What prints no text, where Slurm should be, is told.
+    What prints no text, where Slurm should be, is reported.
     """
-    command("squeue", "printf '7|RUN|n\\0001\\n'")
+    stand_in("squeue", "printf '7|RUN|n\\0001\\n'")
 
     with pytest.raises(NodesError, match="printed what is no text") as caught:
         list(run_on_nodes(["true"], engine=Slurm(job="7")))

@@ -5,19 +5,15 @@ What is in the way of a profile?
 from __future__ import annotations
 
 import json
+import os
+import tempfile
 
-import psutil
+from pathlib import Path
+
 import pytest
 
 from distdebug.findings import Cause
-from distdebug.nsight import (
-    PatchStatus,
-    check_nsys,
-    doctor,
-    orphans,
-    raylet_findings,
-)
-from distdebug.nsight.raylet_log import nsight_log_findings
+from distdebug.nsight import check_nsys, patch_ray_nsight, raylet_findings
 
 
 LATE = (
@@ -28,32 +24,34 @@ LATE = (
 NO_PYTHON = "Program not found: python"
 NO_RAY = "ModuleNotFoundError: No module named 'ray'"
 REPORT = "\t/tmp/ray/session_x/logs/nsight/policy_47.nsys-rep"
+PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
+DEBIAN = "/usr/lib/nsight-systems/host-linux-x64"
 
 
 @pytest.fixture(autouse=True)
-def node(monkeypatch, tmp_path):
+def nsys(monkeypatch, tmp_path, program):
     """
-    A node on which all is well.
+    A node with nsys and its importer, where CPUs may be sampled.
     """
-    target = tmp_path / "o" / "target-linux-x64"
-    target.mkdir(parents=True)
-    nsys = target / "nsys"
-    nsys.write_text("#!/bin/sh\necho version 2025.1.2.3-abc\n")
-    nsys.chmod(0o755)
+    path = Path(
+        program("echo version 2025.1.2.3-abc", "o/target-linux-x64/nsys")
+    )
     host = tmp_path / "o" / "host-linux-x64"
     host.mkdir()
     (host / "QdstrmImporter").touch()
-    paranoid = tmp_path / "paranoid"
-    paranoid.write_text("2\n")
-    temporary = tmp_path / "tmp"
-    temporary.mkdir()
-    monkeypatch.setattr(doctor, "_PARANOID", paranoid)
-    monkeypatch.setattr(doctor.tempfile, "gettempdir", lambda: str(temporary))
-    monkeypatch.setattr(doctor, "find_orphans", tuple)
-    fine = PatchStatus(state="patched", path="/r/nsight.py")
-    monkeypatch.setattr(doctor, "ray_nsight_status", lambda path: fine)
-    monkeypatch.setenv("PATH", f"{target}:/usr/bin:/bin")
-    return tmp_path
+    (tmp_path / "tmp").mkdir()
+    (tmp_path / "paranoid").write_text("2\n")
+    real = Path.read_text
+    monkeypatch.setattr(
+        Path,
+        "read_text",
+        lambda self, *args, **known: real(
+            tmp_path / "paranoid" if self == PARANOID else self, *args, **known
+        ),
+    )
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setenv("PATH", f"{path.parent}:/usr/bin:/bin")
+    return path
 
 
 def check(health, name):
@@ -65,11 +63,15 @@ def check(health, name):
 
 
 class TestDoctor:
-    def test_well(self):
+    @pytest.mark.process
+    def test_well(self, make_ray, tmp_path):
         """
         Where all is well, every check says so.
         """
-        health = check_nsys()
+        make_ray(tmp_path)
+        patch_ray_nsight(tmp_path)
+
+        health = check_nsys(ray=tmp_path)
 
         assert health.is_ready
         assert {True} == {c.ok for c in health.checks}
@@ -82,61 +84,66 @@ class TestDoctor:
         """
         monkeypatch.setenv("PATH", "/nowhere")
 
-        health = check_nsys()
+        (finding,) = check_nsys().findings
 
-        (finding,) = health.findings
         assert Cause.NODE_MISCONFIGURED == finding.cause
         assert "nsys is not on PATH" in finding.summary
         assert "install" in finding.remedy
 
-    def test_no_version(self, node):
+    @pytest.mark.process
+    def test_no_version(self, nsys):
         """
-        An nsys that does not tell its version is worth a note.
+        An nsys without a version is worth a note.
         """
-        (node / "o" / "target-linux-x64" / "nsys").write_text("#!/bin/sh\n")
+        nsys.write_text("#!/bin/sh\n")
 
         assert check(check_nsys(), "nsys").ok is None
 
-    def test_no_importer(self, node, monkeypatch):
+    @pytest.mark.process
+    def test_no_importer(self, tmp_path, monkeypatch):
         """
         Without its importer, reports stay raw; Debian lacks but a link.
         """
-        (node / "o" / "host-linux-x64" / "QdstrmImporter").unlink()
-        debian = node / "debian"
-        monkeypatch.setattr(doctor, "_DEBIAN", debian)
+        host = tmp_path / "o" / "host-linux-x64"
+        (host / "QdstrmImporter").unlink()
+        real, installed = os.path.isfile, set()
+        monkeypatch.setattr(
+            os.path, "isfile", lambda p: str(p) in installed or real(p)
+        )
+
         first = check(check_nsys(), "importer")
-        (debian / "host-linux-x64").mkdir(parents=True)
-        (debian / "host-linux-x64" / "QdstrmImporter").touch()
+        installed.add(f"{DEBIAN}/QdstrmImporter")
         second = check(check_nsys(), "importer")
 
         assert (False, False) == (first.ok, second.ok)
         assert "install" in first.remedy
-        host = node / "o" / "host-linux-x64"
-        assert f"ln -s {debian}/host-linux-x64 {host}" == second.remedy
+        assert f"ln -s {DEBIAN} {host}" == second.remedy
 
+    @pytest.mark.process
     @pytest.mark.parametrize(
         ("text", "ok"), [("1", True), ("4", None), ("x", None), (None, None)]
     )
-    def test_sampling(self, text, ok, node):
+    def test_sampling(self, text, ok, tmp_path):
         """
         That CPUs may not be sampled is worth a note: by default they are not.
         """
-        if text is None:
-            (node / "paranoid").unlink()
-        else:
-            (node / "paranoid").write_text(text)
+        paranoid = tmp_path / "paranoid"
+        paranoid.unlink()
+        if text is not None:
+            paranoid.write_text(text)
 
         health = check_nsys()
 
         assert ok is check(health, "CPU sampling").ok
         assert health.is_ready
 
-    def test_twins(self, node):
+    @pytest.mark.process
+    def test_twins(self, tmp_path):
         """
-        What nsys left among temporary files is told, with its size.
+        What nsys left among temporary files is a note, with its size.
         """
         for name in ("nsys-report-1.nsys-rep", "nsys-report-2.qdstrm", "x"):
-            (node / "tmp" / name).write_bytes(bytes(1 << 20))
+            (tmp_path / "tmp" / name).write_bytes(bytes(1 << 20))
 
         found = check(check_nsys(), "temporary files")
 
@@ -144,37 +151,53 @@ class TestDoctor:
         assert "2 of 2.0 MiB" in found.detail
         assert "rm " in str(check_nsys())
 
-    def test_orphans(self, monkeypatch):
+    @pytest.mark.process
+    @pytest.mark.parametrize(
+        ("command", "orphans"), [("nsys", "12"), ("bash", "11 12 13")]
+    )
+    def test_orphans(self, command, orphans, runs):
         """
-        Agents that nobody needs are a problem, with what ends them.
+        An agent is an orphan if the command that started it is gone; it is a
+        problem, with what ends it.
         """
-        monkeypatch.setattr(doctor, "find_orphans", lambda: (47, 48))
+        agent = ("/o/nsys", "--start-agent")
+        runs(10, command, "profile", "python")
+        runs(11, *agent, "--session-name=profile-python-10")
+        runs(12, *agent, "--session-name=profile-a-b-99")
+        runs(13, *agent, "--session-name=mine")
+        runs(14, "vim", "--start-agent")
+        runs(15)
+        runs(16, "nsys-launcher", "x")
 
         (finding,) = check_nsys().findings
 
-        assert "kill 47 48" == finding.remedy
+        assert f"kill {orphans}" == finding.remedy
 
+    @pytest.mark.process
     @pytest.mark.parametrize(
-        ("state", "ok"),
-        [("needs_patch", None), ("unknown", None), ("absent", True)],
+        ("text", "ok"),
+        [(None, True), ("", None), (NO_PYTHON, None)],
+        ids=["absent", "needs patch", "unknown"],
     )
-    def test_plugin(self, state, ok, monkeypatch):
+    def test_plugin(self, text, ok, make_ray, tmp_path):
         """
         One can do without Ray's own plugin, so it is worth a note.
         """
-        status = PatchStatus(state=state)
-        monkeypatch.setattr(doctor, "ray_nsight_status", lambda path: status)
+        if text is not None:
+            plugin = make_ray(tmp_path)
+            plugin.write_text(text or plugin.read_text("utf-8"))
 
-        health = check_nsys()
+        health = check_nsys(ray=tmp_path)
 
         assert ok is check(health, "Ray's nsight plugin").ok
         assert health.is_ready
 
-    def test_raylet_logs(self, node):
+    @pytest.mark.process
+    def test_raylet_logs(self, tmp_path):
         """
         Workers that did not start come first.
         """
-        log = node / "raylet.err"
+        log = tmp_path / "raylet.err"
         log.write_text(f"{NO_PYTHON}\n{LATE}\n")
 
         (finding,) = check_nsys(raylet_logs=[log]).findings
@@ -187,58 +210,62 @@ class TestDoctor:
 
 
 class TestRayletLog:
-    @pytest.mark.parametrize(
-        ("lines", "confidence", "said"),
-        [
-            ([NO_PYTHON], "likely", "no 'python' on the PATH"),
-            ([NO_PYTHON, LATE], "certain", "no 'python' on the PATH"),
-            ([LATE, "Program not found: python3"], "certain", "no 'python'"),
-            ([NO_RAY, REPORT, LATE], "certain", "one without Ray"),
-            ([REPORT, NO_RAY], "likely", "one without Ray"),
-        ],
-    )
-    def test_found(self, lines, confidence, said):
+    @pytest.fixture
+    def findings(self, tmp_path):
         """
-        Either wrong Python is told apart, and what it did is evidence.
+        Looks for findings in lines of a raylet's log.
         """
-        (finding,) = nsight_log_findings(lines)
 
-        assert Cause.NSIGHT_WRONG_PYTHON == finding.cause
-        assert confidence == finding.confidence
-        assert said in finding.summary
-        assert "py_executable" in finding.remedy
-        wanted = [line for line in lines if line != REPORT]
-        assert len(wanted) == len(finding.evidence)
+        def look(lines):
+            log = tmp_path / "raylet.err"
+            log.write_text("\n".join(lines))
+            return raylet_findings(log)[0]
+
+        return look
 
     @pytest.mark.parametrize(
-        "lines",
+        ("lines", "expected"),
         [
-            [],
-            [LATE],
-            [NO_RAY, LATE],
-            [REPORT, LATE],
-            ["Program not found: pythonic-thing"],
-            ["The program was not found: python is fine"],
-            ["ModuleNotFoundError: No module named 'rayon'", REPORT],
+            ([NO_PYTHON], "likely: no 'python' on the PATH"),
+            ([NO_PYTHON, LATE], "certain: no 'python' on the PATH"),
+            ([LATE, "Program not found: python3"], "certain: no 'python'"),
+            ([NO_RAY, REPORT, LATE], "certain: one without Ray"),
+            ([REPORT, NO_RAY], "likely: one without Ray"),
+            ([], ""),
+            ([LATE], ""),
+            ([NO_RAY, LATE], ""),
+            ([REPORT, LATE], ""),
+            (["Program not found: pythonic-thing"], ""),
+            (["The program was not found: python is fine"], ""),
+            (["ModuleNotFoundError: No module named 'rayon'", REPORT], ""),
         ],
         ids=[
+            *("no python", "and late", "late first", "no Ray", "not yet late"),
             *("nothing", "late", "no nsys", "other reason", "other program"),
             *("other words", "other module"),
         ],
     )
-    def test_not_found(self, lines):
+    def test_found(self, lines, expected, findings):
         """
-        Workers that fail otherwise are not the fault of nsys.
+        Either wrong Python is recognized, and what it did is evidence;
+        workers that fail otherwise are not the fault of nsys.
         """
-        assert () == nsight_log_findings(lines)
+        found = findings(lines)
 
-    def test_hostile(self):
+        confidence, _, says = expected.partition(": ")
+        wanted = [line for line in lines if line != REPORT]
+        assert confidence == " ".join(x.confidence for x in found)
+        for finding in found:
+            assert Cause.NSIGHT_WRONG_PYTHON == finding.cause
+            assert says in finding.summary
+            assert "py_executable" in finding.remedy
+            assert len(wanted) == len(finding.evidence)
+
+    def test_hostile(self, findings):
         """
         What a log holds is cleaned, and a long one is cut.
         """
-        (finding,) = nsight_log_findings(
-            [f"\x1b[31m{'x' * 10_000} {NO_PYTHON}\x1b[0m"]
-        )
+        (finding,) = findings([f"\x1b[31m{'x' * 10_000} {NO_PYTHON}\x1b[0m"])
 
         quote = finding.evidence[0].quote
         assert quote.isprintable()
@@ -264,6 +291,7 @@ class TestRayletLog:
         alone, _ = raylet_findings(tmp_path / "a" / "logs" / "raylet.err")
         assert () == alone
 
+    @pytest.mark.process
     def test_unreadable(self, tmp_path):
         """
         What cannot be read is named, and costs nothing of the others.
@@ -291,42 +319,3 @@ class TestRayletLog:
         assert {f"logs in {x.source}" for x in missing} == {
             check.name for check in checks if check.name.startswith("logs in")
         }
-
-
-class TestOrphans:
-    def test_found(self, monkeypatch):
-        """
-        An agent is an orphan if the command that started it is gone.
-        """
-        agent = ("/o/nsys", "--start-agent")
-        processes = [
-            FakeProcess(10, "nsys", "profile", "python"),
-            FakeProcess(11, *agent, "--session-name=profile-python-10"),
-            FakeProcess(12, *agent, "--session-name=profile-a-b-99"),
-            FakeProcess(13, *agent, "--session-name=mine"),
-            FakeProcess(14, "vim", "--start-agent"),
-            FakeProcess(15),
-            FakeProcess(16, "nsys-launcher", "x"),
-        ]
-        monkeypatch.setattr(psutil, "process_iter", lambda: processes)
-        assert (12,) == orphans.find_orphans()
-
-        processes[0] = FakeProcess(10, "bash")
-        assert (11, 12, 13) == orphans.find_orphans()
-
-
-class FakeProcess:
-    """
-    A process with this command line; without any, it is gone.
-    """
-
-    def __init__(self, pid, *words):
-        self.pid, self._words = pid, list(words)
-
-    def cmdline(self):
-        """
-        Its words.
-        """
-        if not self._words:
-            raise psutil.NoSuchProcess(self.pid)
-        return self._words

@@ -16,44 +16,41 @@ import pytest
 
 from distdebug.errors import NsightError
 from distdebug.nsight import StepProfiler, nvtx
-from distdebug.nsight.inside import capture_range, marker, ranges
-from distdebug.nsight.inside.capture_range import start_capture, stop_capture
-from distdebug.nsight.inside.marker import Marker, find_marker
-
-
-@pytest.fixture(autouse=True)
-def forget(monkeypatch):
-    """
-    Nothing was found out yet, and the environment names no steps.
-    """
-    for function in (marker._of_torch, marker._of_package):
-        function.cache_clear()
-    capture_range._library.cache_clear()
-    monkeypatch.delenv("NRL_NSYS_PROFILE_STEP_RANGE", raising=False)
-    monkeypatch.delenv("DISTDEBUG_NSYS_PROFILE_STEP_RANGE", raising=False)
 
 
 @pytest.fixture
-def log(monkeypatch):
+def fake(monkeypatch):
     """
-    What a profiler would see.
+    Makes a module that can be imported.
+    """
+
+    def make(name, **functions):
+        module = ModuleType(name)
+        vars(module).update(functions)
+        monkeypatch.setitem(sys.modules, name, module)
+        return module
+
+    return make
+
+
+@pytest.fixture
+def log(fake):
+    """
+    What a profiler would see by the package nvtx.
     """
     seen = []
-
-    def end(number):
-        seen.append(f"end {number}")
 
     def begin(name):
         seen.append(f"begin {name}")
         return 7
 
-    fake = Marker(
-        lambda name: seen.append(f"push {name}"),
-        lambda: seen.append("pop"),
-        begin,
-        end,
+    fake(
+        "nvtx",
+        push_range=lambda name: seen.append(f"push {name}"),
+        pop_range=lambda: seen.append("pop"),
+        start_range=begin,
+        end_range=lambda number: seen.append(f"end {number}"),
     )
-    monkeypatch.setattr(ranges, "find_marker", lambda: fake)
     return seen
 
 
@@ -68,40 +65,31 @@ class TestStepProfiler:
             stop=lambda: calls.append("stop"),
         )
 
-    def test_steps(self):
-        """
-        It starts at the first step and stops at the first one behind.
-        """
-        calls = []
-        profiler = self.profiler("3:5", calls)
-
-        for number in range(1, 9):
-            calls.append(number)
-            profiler(number)
-
-        assert [1, 2, 3, "start", 4, 5, "stop", 6, 7, 8] == calls
-
     @pytest.mark.parametrize(
         ("numbers", "expected"),
         [
-            ([4], ["start"]),
-            ([5], []),
-            ([3, 3, 4, 4], ["start"]),
-            ([4, 9, 3, 4], ["start", "stop"]),
-            ([9, 3], ["start"]),
+            (range(1, 9), "1 2 3 start 4 5 stop 6 7 8"),
+            ([4], "4 start"),
+            ([5], "5"),
+            ([3, 3, 4, 4], "3 start 3 4 4"),
+            ([4, 9, 3, 4], "4 start 9 stop 3 4"),
+            ([9, 3], "9 3 start"),
         ],
+        ids=["in order", "resumed", "too late", "repeated", "again", "back"],
     )
-    def test_any_order(self, numbers, expected):
+    def test_steps(self, numbers, expected):
         """
-        A job that resumes in the midst, or repeats steps, is captured once.
+        It starts at the first step and stops at the first one behind, once,
+        also if a job resumes in the midst, or repeats steps.
         """
         calls = []
         profiler = self.profiler("3:5", calls)
 
         for number in numbers:
-            profiler.step(number)
+            calls.append(number)
+            profiler(number)
 
-        assert expected == calls
+        assert expected == " ".join(map(str, calls))
 
     def test_block(self):
         """
@@ -122,12 +110,13 @@ class TestStepProfiler:
         assert ["start", "stop"] == calls
         assert not profiler.is_capturing
 
+    @pytest.mark.process
     def test_exit(self):
         """
         The end of the process stops it, once.
         """
         code = (
-            "from distdebug.nsight.inside.steps import StepProfiler\n"
+            "from distdebug import StepProfiler\n"
             "p = StepProfiler('1:9', start=lambda: print('start'), "
             "stop=lambda: print('stop'))\np(1)\np(2)\n"
         )
@@ -174,89 +163,104 @@ class TestStepProfiler:
         assert not profiler.is_capturing
 
 
+def capture():
+    """
+    Start to capture, and stop.
+    """
+    with StepProfiler("1:2") as profiler:
+        profiler.step(1)
+
+
 class TestCapture:
-    def test_torch(self, monkeypatch):
+    def torch(self, fake, *, has_cuda, **functions):
+        """
+        A torch with or without CUDA.
+        """
+        cuda = SimpleNamespace(
+            is_available=lambda: has_cuda,
+            cudart=lambda: SimpleNamespace(**functions),
+        )
+        fake("torch", cuda=cuda)
+
+    def test_torch(self, fake):
         """
         A job that has torch with CUDA calls what torch has loaded.
         """
         calls = []
-        cudart = SimpleNamespace(
+        self.torch(
+            fake,
+            has_cuda=True,
             cudaProfilerStart=lambda: calls.append("start"),
             cudaProfilerStop=lambda: calls.append("stop"),
         )
-        torch = ModuleType("torch")
-        torch.cuda = SimpleNamespace(
-            is_available=lambda: True, cudart=lambda: cudart
-        )
-        monkeypatch.setitem(sys.modules, "torch", torch)
 
-        assert start_capture()
-        assert stop_capture()
+        capture()
+
         assert ["start", "stop"] == calls
 
     def test_library(self, monkeypatch):
         """
-        Without torch, the library of CUDA is called, wherever it is found.
+        Without torch, the library of CUDA is called, wherever it is found;
+        what it lacks is left out.
         """
         calls = []
         library = SimpleNamespace(
             cudaProfilerStart=lambda: calls.append("start")
         )
-        monkeypatch.delitem(sys.modules, "torch", raising=False)
         monkeypatch.setattr(ctypes, "CDLL", lambda path: library)
 
-        assert start_capture()
-        assert not stop_capture()
+        capture()
+
         assert ["start"] == calls
 
-    def test_nothing(self, monkeypatch):
+    def test_nothing(self, fake, monkeypatch):
         """
         Without CUDA, nothing is called.
         """
+        tried = []
 
         def none(path):
+            tried.append(path)
             raise OSError(path)
 
-        torch = ModuleType("torch")
-        torch.cuda = SimpleNamespace(is_available=lambda: False)
-        monkeypatch.setitem(sys.modules, "torch", torch)
+        self.torch(fake, has_cuda=False)
         monkeypatch.setattr(ctypes, "CDLL", none)
 
-        assert not start_capture()
-        assert not stop_capture()
+        capture()
+
+        assert "libcudart.so" in tried
 
 
 class TestMarker:
-    def fake(self, monkeypatch, name, **functions):
+    def torch(self, fake, **functions):
         """
-        A module of this name.
+        A torch that writes ranges by these functions.
         """
-        module = ModuleType(name)
-        vars(module).update(functions)
-        monkeypatch.setitem(sys.modules, name, module)
-        return module
+        fake("torch")
+        fake("torch.cuda")
+        fake("torch.cuda.nvtx", **functions)
 
-    def test_torch(self, monkeypatch):
+    def test_torch(self, fake, log):
         """
         If the job has torch with CUDA, that writes the ranges.
         """
         seen = []
-        self.fake(monkeypatch, "torch")
-        self.fake(monkeypatch, "torch.cuda")
-        module = self.fake(
-            monkeypatch,
-            "torch.cuda.nvtx",
+        self.torch(
+            fake,
             range_push=seen.append,
-            range_pop=lambda: None,
+            range_pop=lambda: seen.append("pop"),
             range_start=None,
             range_end=None,
         )
 
-        assert find_marker().push == module.range_push
-        assert find_marker() is find_marker()
-        assert ["distdebug"] == seen
+        for name in ("one", "two"):
+            with nvtx(name):
+                pass
 
-    def test_package(self, monkeypatch):
+        assert ["distdebug", "pop", "one", "pop", "two", "pop"] == seen
+        assert [] == log
+
+    def test_package(self, fake, log):
         """
         Otherwise the package nvtx does, if it is there.
         """
@@ -265,22 +269,12 @@ class TestMarker:
             msg = "NVTX functions not installed"
             raise RuntimeError(msg)
 
-        self.fake(monkeypatch, "torch")
-        self.fake(monkeypatch, "torch.cuda")
-        self.fake(monkeypatch, "torch.cuda.nvtx", range_push=fail)
-        names = ("push_range", "pop_range", "start_range", "end_range")
-        self.fake(monkeypatch, "nvtx", **dict.fromkeys(names, print))
+        self.torch(fake, range_push=fail)
 
-        assert Marker(print, print, print, print) == find_marker()
+        with nvtx("one"):
+            pass
 
-    def test_nothing(self, monkeypatch):
-        """
-        Where there is neither, nobody does.
-        """
-        monkeypatch.delitem(sys.modules, "torch", raising=False)
-        monkeypatch.setitem(sys.modules, "nvtx", None)
-
-        assert find_marker() is None
+        assert ["push one", "pop"] == log
 
 
 class TestRanges:
@@ -296,7 +290,8 @@ class TestRanges:
 
     def test_function(self, log):
         """
-        A function keeps its signature, its name, and its result.
+        A function keeps its signature, its name, and its result; without a
+        name, the range has that of the function or method.
         """
 
         @nvtx("add")
@@ -306,26 +301,19 @@ class TestRanges:
             """
             return a + b
 
-        assert 5 == add(3)
-        assert ["push add", "pop"] == log
-        assert "(a: 'int', *, b: 'int' = 2) -> 'int'" == str(
-            inspect.signature(add)
-        )
-        assert ("add", "Add.") == (add.__name__, inspect.getdoc(add))
-
-    def test_own_name(self, log):
-        """
-        Without a name, it is the function's own; methods work as well.
-        """
-
         class Model:
             @nvtx
             def forward(self):
                 return self
 
         model = Model()
-        assert model is model.forward()
-        assert log[0].endswith("Model.forward")
+        assert (5, model) == (add(3), model.forward())
+        assert ["push add", "pop"] == log[:2]
+        assert log[2].endswith("Model.forward")
+        assert "(a: 'int', *, b: 'int' = 2) -> 'int'" == str(
+            inspect.signature(add)
+        )
+        assert ("add", "Add.") == (add.__name__, inspect.getdoc(add))
 
     def test_exception(self, log):
         """
@@ -419,11 +407,20 @@ class TestRanges:
         assert ["sent", "thrown", "closed", "closed"] == events
         assert ["begin a", "end 7"] * 2 == log
 
-    def test_nothing(self, monkeypatch):
+    @pytest.mark.parametrize("is_there", [False, True])
+    def test_harmless(self, is_there, fake, monkeypatch):
         """
-        Where nobody writes ranges, code runs as before.
+        Without anything that writes ranges, and with one that fails, code
+        runs as before.
         """
-        monkeypatch.setattr(ranges, "find_marker", lambda: None)
+
+        def fail(*args):
+            raise RuntimeError
+
+        names = ("push_range", "pop_range", "start_range", "end_range")
+        fake("nvtx", **dict.fromkeys(names, fail))
+        if not is_there:
+            monkeypatch.setitem(sys.modules, "nvtx", None)
 
         @nvtx
         def double(x):
@@ -434,26 +431,4 @@ class TestRanges:
         def count():
             yield from range(2)
 
-        assert 6 == double(3)
-        assert [0, 1] == list(count())
-
-    def test_harmless(self, monkeypatch):
-        """
-        A marker that fails does not fail the code.
-        """
-
-        def fail(*args):
-            raise RuntimeError
-
-        broken = Marker(fail, fail, fail, fail)
-        monkeypatch.setattr(ranges, "find_marker", lambda: broken)
-
-        @nvtx
-        def one():
-            return 1
-
-        @nvtx
-        def two():
-            yield 2
-
-        assert (1, [2]) == (one(), list(two()))
+        assert (6, [0, 1]) == (double(3), list(count()))

@@ -8,15 +8,14 @@ import errno
 import fcntl
 import importlib.util
 import logging
+import mmap
 import os
 import py_compile
 import sys
 import time
 
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 
-import psutil
 import pytest
 
 from distdebug.nsight import (
@@ -26,258 +25,192 @@ from distdebug.nsight import (
     ray_nsight_status,
     revert_ray_nsight,
 )
-from distdebug.nsight.patch import agents, application, change, locate, lock
-from distdebug.nsight.patch.bytecode import remove_bytecode, stale_bytecode
-from distdebug.nsight.patch.locate import has_py_executable, locate_plugin
-from distdebug.nsight.patch.lock import file_lock
-from distdebug.nsight.patch.replace import replace_text
-from distdebug.nsight.patch.text import (
-    judge_source,
-    mend_source,
-    unmend_source,
-)
 
 
-DATA = Path(__file__).parents[2] / "data" / "ray_nsight"
 VERSIONS = ("2.9.3", "2.40.0", "2.50.1")
-LINE = b'        context.py_executable = " ".join(self.nsight_cmd) + " python"'
+SET = b"        context.py_executable = "
+JOINED = SET + b'" ".join(self.nsight_cmd) + '
+LINE = JOINED + b'" python"'
+FIXED = SET + b"shlex.join([*self.nsight_cmd, sys.executable])"
 HEAD = b"class NsightPlugin:\n    def modify_context(self, context):\n"
 
 
-def source_of(version):
-    """
-    The plugin of a version of Ray.
-    """
-    return (DATA / f"ray-{version}.txt").read_bytes()
-
-
-@pytest.fixture(autouse=True)
-def no_processes(monkeypatch):
-    """
-    No process runs on this node.
-    """
-    monkeypatch.setattr(psutil, "process_iter", list)
-
-
 @pytest.fixture(params=VERSIONS)
-def plugin(request, tmp_path):
+def every_plugin(request, make_ray, tmp_path):
+    """
+    The plugin within a package like that of each version of Ray.
+    """
+    return make_ray(tmp_path, request.param)
+
+
+@pytest.fixture
+def plugin(make_ray, tmp_path):
     """
     The plugin within a package like Ray's.
     """
-    return make_package(tmp_path, request.param)
+    return make_ray(tmp_path)
 
 
-def make_package(root, version="2.50.1"):
+def mend(plugin):
     """
-    Make as much of Ray as matters here.
+    Mend the plugin by other means, such as an installer.
     """
-    folder = root / "ray" / "_private" / "runtime_env"
-    folder.mkdir(parents=True)
-    (root / "ray" / "__init__.py").write_text("raise SystemExit\n")
-    (root / "ray" / "_version.py").write_text(f'version = "{version}"\n')
-    path = folder / "nsight.py"
-    path.write_bytes(source_of(version))
-    return path
+    source = plugin.read_bytes()
+    plugin.write_bytes(
+        source.replace(b'+ " python"', b'+ f" {context.py_executable}"')
+    )
+
+
+@pytest.fixture
+def fail_to_open(monkeypatch):
+    """
+    Lets the system refuse to open some files.
+    """
+    real = os.open
+
+    def refuse(error, *, suffix="", flag=0):
+        def opened(path, flags, *rest, **more):
+            if str(path).endswith(suffix) and flags & flag == flag:
+                raise error
+            return real(path, flags, *rest, **more)
+
+        monkeypatch.setattr(os, "open", opened)
+
+    return refuse
 
 
 class TestText:
-    @pytest.mark.parametrize("version", VERSIONS)
-    def test_versions(self, version):
-        """
-        Every version is known, mended, and given back byte by byte.
-        """
-        source = source_of(version)
-
-        mended = mend_source(source)
-
-        assert "needs_patch" == judge_source(source)
-        assert "patched" == judge_source(mended)
-        assert source == unmend_source(mended)
-        assert 1 == sum(
-            a != b
-            for a, b in zip(
-                source.splitlines(), mended.splitlines(), strict=True
-            )
-        )
-
     @pytest.mark.parametrize(
         ("body", "expected"),
         [
             (LINE, "needs_patch"),
+            (JOINED + b'f" {context.py_executable}"', "patched"),
             (
-                (
-                    b'        context.py_executable = " ".join(self.nsight_cmd)'
-                    b' + f" {context.py_executable}"'
-                ),
-                "patched",
-            ),
-            (
-                (
-                    b"        py = context.py_executable or sys.executable\n"
-                    b'        context.py_executable = " ".join(self.nsight_cmd)'
-                    b' + f" {py}"'
-                ),
+                b"        py = context.py_executable or sys.executable\n"
+                + (JOINED + b'f" {py}"'),
                 "fixed_upstream",
             ),
+            (FIXED, "fixed_upstream"),
             (
-                (
-                    b"        context.py_executable = shlex.join("
-                    b"[*self.nsight_cmd, sys.executable])"
-                ),
+                SET + b"' '.join(self.nsight_cmd)"
+                b" + f' {context.py_executable}'",
                 "fixed_upstream",
             ),
-            (
-                (
-                    b"        context.py_executable = (' '.join(self.nsight_cmd)"
-                    b" + f' {context.py_executable}')"
-                ),
-                "fixed_upstream",
-            ),
-            (
-                (
-                    b"        context.py_executable = (' '.join(self.nsight_cmd)"
-                    b" + ' python')"
-                ),
-                "unknown",
-            ),
-            (
-                (
-                    b"        py = 'python3'\n"
-                    b'        context.py_executable = " ".join(self.nsight_cmd)'
-                    b" + py"
-                ),
-                "unknown",
-            ),
+            (SET + b"' '.join(self.nsight_cmd) + ' python'", "unknown"),
+            (b"        py = 'python3'\n" + JOINED + b"py", "unknown"),
             (b"        pass", "unknown"),
             (LINE + b"\n" + LINE, "unknown"),
             (LINE + b"\n        # " + LINE.strip(), "unknown"),
             (b"        this is no Python", "unknown"),
             (b"        x = '\0'", "unknown"),
             (b"", "unknown"),
+            (b"#" * (2 << 20), "unknown"),
         ],
         ids=[
             *("broken", "mended", "upstream", "another fix", "other quotes"),
             *("broken otherwise", "python3", "nothing", "twice", "comment"),
-            *("no Python", "zero", "empty"),
+            *("no Python", "zero", "empty", "large"),
         ],
     )
-    def test_judge(self, body, expected):
+    def test_judge(self, body, expected, plugin):
         """
-        The plugin is judged by what it does, and mended only if it is known.
+        The plugin is judged by what it does, and changed only if it is known.
         """
         source = HEAD + body + b"\n"
+        plugin.write_bytes(source)
 
-        assert expected == judge_source(source)
-        if expected != "needs_patch":
-            with pytest.raises(ValueError, match="not one that is known"):
-                mend_source(source)
-        if expected != "patched":
-            with pytest.raises(ValueError, match="not one that is known"):
-                unmend_source(source)
+        assert expected == ray_nsight_status(plugin).state
+        assert (expected == "needs_patch") == patch_ray_nsight(plugin).changed
+        plugin.write_bytes(source)
+        assert (expected == "patched") == revert_ray_nsight(plugin).changed
+        assert (expected != "patched") == (source == plugin.read_bytes())
 
-    def test_line_ends(self):
+    def test_line_ends(self, plugin):
         """
         Ends of lines, tabulators, and what else there is stay as they are.
         """
         source = (HEAD + LINE + b"\n# \xc3\xa4").replace(b"\n", b"\r\n")
+        plugin.write_bytes(source)
 
-        mended = mend_source(source)
+        patch_ray_nsight(plugin)
+        mended = plugin.read_bytes()
+        revert_ray_nsight(plugin)
 
         assert source.count(b"\r\n") == mended.count(b"\r\n")
-        assert source == unmend_source(mended)
+        assert source == plugin.read_bytes() != mended
 
 
 class TestLocate:
-    def test_places(self, tmp_path):
+    def test_places(self, make_ray, tmp_path):
         """
-        The file, the package, site-packages, and an environment all lead there.
+        The file, the package, site-packages, and an environment all lead
+        there.
         """
         site = tmp_path / "lib" / "python3.11" / "site-packages"
-        plugin = make_package(site)
+        plugin = make_ray(site)
 
         for place in (plugin, site / "ray", site, tmp_path):
-            assert plugin == locate_plugin(place)
-        assert locate_plugin(tmp_path / "none") is None
-        assert locate_plugin(tmp_path / "nsight.py") is None
+            assert str(plugin) == ray_nsight_status(place).path
+        for place in (tmp_path / "none", tmp_path / "nsight.py"):
+            status = patch_ray_nsight(place)
+            assert ("absent", str(place)) == (status.state, status.path)
 
-    def test_import(self, tmp_path, monkeypatch):
+    def test_import(self, plugin, tmp_path, monkeypatch):
         """
-        By default it is that of the package that would be imported.
+        By default it is that of the package that would be imported, which is
+        not imported for it.
         """
-        plugin = make_package(tmp_path)
         monkeypatch.syspath_prepend(tmp_path)
-        monkeypatch.delitem(sys.modules, "ray", raising=False)
 
-        assert plugin == locate_plugin()
-        assert has_py_executable() is False
-        (plugin.parent / "py_executable.py").touch()
-        assert has_py_executable() is True
+        assert str(plugin) == ray_nsight_status().path
         assert "ray" not in sys.modules
 
     @pytest.mark.parametrize(
-        "spec",
-        [
-            None,
-            ModuleSpec("ray", None),
-            ModuleSpec("ray", None, origin="/no/such/ray.zip/ray/__init__.py"),
-        ],
-        ids=["none", "namespace", "archive"],
+        ("text", "version"),
+        [('version = "2.50.1"\n', "2.50.1"), ("commit = 'x'\n", None)],
     )
-    def test_no_package(self, spec, monkeypatch):
+    def test_version(self, text, version, plugin, tmp_path):
         """
-        Where there is no package of files, there is no plugin.
+        The version is read out of the package, if it is there.
         """
-        monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+        file = tmp_path / "ray" / "_version.py"
+        file.write_text(text)
 
-        assert locate_plugin() is None
-        assert has_py_executable() is None
-        assert "absent" == ray_nsight_status().state
+        first = ray_nsight_status(plugin).ray_version
+        file.unlink()
+        second = ray_nsight_status(plugin).ray_version
 
-    def test_broken_import(self, monkeypatch):
+        assert (version, None) == (first, second)
+
+    @pytest.mark.parametrize(
+        ("place", "error"),
+        [
+            ((importlib.util, "find_spec"), ValueError),
+            ((Path, "is_file"), PermissionError),
+        ],
+        ids=["broken import", "denied"],
+    )
+    def test_hidden(self, place, error, plugin, tmp_path, monkeypatch):
         """
-        A package that cannot even be looked for is none.
-        """
-
-        def fail(name):
-            raise ValueError(name)
-
-        monkeypatch.setattr(importlib.util, "find_spec", fail)
-
-        assert locate_plugin() is None
-
-    def test_version(self, tmp_path):
-        """
-        The version is read out of the package, if it tells.
-        """
-        plugin = make_package(tmp_path)
-        version = tmp_path / "ray" / "_version.py"
-
-        assert "2.50.1" == locate.ray_version(plugin)
-        version.write_text("commit = 'x'\n")
-        assert locate.ray_version(plugin) is None
-        version.unlink()
-        assert locate.ray_version(plugin) is None
-        assert locate.ray_version(Path("nsight.py")) is None
-
-    def test_denied(self, tmp_path, monkeypatch):
-        """
-        What may not be looked at is not there.
+        What cannot be looked for, or may not be looked at, is not there.
         """
 
         def fail(path):
-            raise PermissionError(path)
+            raise error(path)
 
-        plugin = make_package(tmp_path)
-        monkeypatch.setattr(Path, "is_file", fail)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.setattr(*place, fail)
 
-        assert locate_plugin(plugin) is None
+        assert "absent" == ray_nsight_status().state
 
 
 class TestChange:
-    def test_there_and_back(self, plugin):
+    def test_there_and_back(self, every_plugin):
         """
-        It is mended once, is so then, and gets its own bytes back.
+        It is mended once, in one line, is so then, and gets its own bytes
+        back.
         """
+        plugin = every_plugin
         source = plugin.read_bytes()
         plugin.chmod(0o640)
 
@@ -293,12 +226,11 @@ class TestChange:
         mended = plugin.read_bytes()
         back = [revert_ray_nsight(plugin) for _ in range(2)]
 
-        assert [
-            ("needs_patch", False),
-            ("patched", True),
-            ("patched", False),
-            ("patched", False),
-        ] == states
+        patched = ("patched", False)
+        assert [("needs_patch", False), ("patched", True)] == states[:2]
+        assert [patched, patched] == states[2:]
+        lines = zip(source.splitlines(), mended.splitlines(), strict=True)
+        assert 1 == sum(a != b for a, b in lines)
         assert b'f" {context.py_executable}"' in mended
         assert [True, False] == [status.changed for status in back]
         assert {"needs_patch"} == {status.state for status in back}
@@ -308,11 +240,10 @@ class TestChange:
             p for p in plugin.parent.iterdir() if p.name != "__pycache__"
         ]
 
-    def test_links(self, tmp_path):
+    def test_links(self, plugin, tmp_path):
         """
         Other environments that share the file keep theirs.
         """
-        plugin = make_package(tmp_path)
         source = plugin.read_bytes()
         cache = tmp_path / "cache"
         os.link(plugin, cache)
@@ -339,22 +270,6 @@ class TestChange:
             assert status.remedy
         assert HEAD + b"        pass\n" == plugin.read_bytes()
 
-    def test_too_large(self, plugin):
-        """
-        What is far too large is no plugin.
-        """
-        plugin.write_bytes(b"#" * (2 << 20))
-
-        assert "unknown" == ray_nsight_status(plugin).state
-
-    def test_absent(self, tmp_path):
-        """
-        Where there is none, that is the state.
-        """
-        status = patch_ray_nsight(tmp_path)
-
-        assert ("absent", str(tmp_path)) == (status.state, status.path)
-
     @pytest.mark.parametrize(
         ("error", "state"),
         [
@@ -366,16 +281,12 @@ class TestChange:
         ],
         ids=["read-only", "folder", "owner", "full", "gone"],
     )
-    def test_hindered(self, error, state, plugin, monkeypatch):
+    def test_hindered(self, error, state, plugin, fail_to_open):
         """
         What cannot be changed is a state with its reason, and stays whole.
         """
-
-        def fail(path, data):
-            raise error
-
         source = plugin.read_bytes()
-        monkeypatch.setattr(change, "replace_text", fail)
+        fail_to_open(error, suffix=".distdebug")
 
         status = patch_ray_nsight(plugin)
 
@@ -399,25 +310,18 @@ class TestChange:
         assert source == plugin.read_bytes()
         assert [plugin] == list(plugin.parent.iterdir())
 
-    def test_leftovers(self, plugin):
+    @pytest.mark.parametrize(
+        "name", ["nsight.py.4711.distdebug", "nsight.py.lock"]
+    )
+    @pytest.mark.parametrize("is_done", [False, True])
+    def test_leftovers(self, name, is_done, plugin):
         """
-        What somebody left who was killed is removed.
+        What a process left that was killed is removed; if it cannot be,
+        nothing is worse, once the plugin is mended.
         """
-        left = plugin.with_name(".nsight.py.4711.distdebug")
-        left.write_bytes(b"half")
-
-        patch_ray_nsight(plugin)
-
-        assert not left.exists()
-        left.mkdir()
-        assert "patched" == patch_ray_nsight(plugin).state
-
-    def test_left_in_the_midst(self, plugin, monkeypatch):
-        """
-        A lock that was left is removed; if it cannot be, nothing is worse.
-        """
-        left = plugin.with_name(".nsight.py.lock")
-        patch_ray_nsight(plugin)
+        left = plugin.with_name(f".{name}")
+        if is_done:
+            patch_ray_nsight(plugin)
         left.touch()
 
         first = patch_ray_nsight(plugin)
@@ -428,30 +332,29 @@ class TestChange:
         assert was_removed
         assert ("patched", "patched") == (first.state, second.state)
 
-    def test_somebody_else(self, plugin, monkeypatch):
+    def test_another_process(self, plugin, monkeypatch):
         """
-        Who waited for another one that did it finds it done.
+        A process that waited for another one that did it finds it done.
         """
-        status = ray_nsight_status(plugin)
-        patch_ray_nsight(plugin)
-        real, answers = change.ray_nsight_status, [status]
-        monkeypatch.setattr(
-            change,
-            "ray_nsight_status",
-            lambda path: answers.pop() if answers else real(path),
-        )
+        real = fcntl.flock
+
+        def locked(fd, how):
+            if b'" python"' in plugin.read_bytes():
+                mend(plugin)
+            real(fd, how)
+
+        monkeypatch.setattr(fcntl, "flock", locked)
 
         got = patch_ray_nsight(plugin)
 
         assert ("patched", False) == (got.state, got.changed)
 
-    def test_owner(self, tmp_path):
+    def test_owner(self, plugin):
         """
         The new file belongs to whom the old one did.
         """
         if os.geteuid() != 0:
             pytest.skip("only root can give files away")
-        plugin = make_package(tmp_path)
         os.chown(plugin, 12345, 23456)
 
         patch_ray_nsight(plugin)
@@ -459,27 +362,19 @@ class TestChange:
         status = plugin.stat()
         assert (12345, 23456) == (status.st_uid, status.st_gid)
 
-    def test_no_sync(self, plugin, monkeypatch):
+    def test_no_sync(self, plugin, fail_to_open):
         """
         A file system that cannot sync a folder is none the worse.
         """
-        real = os.open
+        fail_to_open(OSError(errno.EINVAL, "no"), flag=os.O_DIRECTORY)
 
-        def fail(path, flags, *rest, **more):
-            if flags & os.O_DIRECTORY:
-                raise OSError(errno.EINVAL, "no")
-            return real(path, flags, *rest, **more)
-
-        monkeypatch.setattr(os, "open", fail)
-        replace_text(plugin, b"new")
-
-        assert b"new" == plugin.read_bytes()
+        assert patch_ray_nsight(plugin).changed
 
 
 class TestLock:
     def test_held(self, plugin):
         """
-        Who holds the lock is waited for, and not for ever.
+        A process that holds the lock is waited for, and not for ever.
         """
         path = plugin.with_name(".nsight.py.lock")
         with path.open("w") as held:
@@ -493,24 +388,24 @@ class TestLock:
         assert 0.1 <= time.monotonic() - began < 20
         assert "patched" == patch_ray_nsight(plugin).state
 
-    def test_removed_meanwhile(self, tmp_path, monkeypatch):
+    def test_removed_meanwhile(self, plugin, monkeypatch):
         """
         A lock whose file is gone, or another, is not the one.
         """
-        path, real, removed = tmp_path / "lock", lock._tried, []
+        path = plugin.with_name(".nsight.py.lock")
+        real, removed = fcntl.flock, []
 
-        def tried(fd):
+        def flock(fd, how):
             if len(removed) < 2:
                 path.unlink()
                 if removed:
                     path.touch()
                 removed.append(fd)
-            return real(fd)
+            real(fd, how)
 
-        monkeypatch.setattr(lock, "_tried", tried)
-        with file_lock(path, 1.0):
-            assert path.exists()
+        monkeypatch.setattr(fcntl, "flock", flock)
 
+        assert patch_ray_nsight(plugin).changed
         assert 2 == len(removed)
         assert not path.exists()
 
@@ -548,16 +443,9 @@ class TestBytecode:
         """
         Compile the plugin.
         """
-        return Path(
-            py_compile.compile(
-                str(plugin),
-                doraise=True,
-                optimize=optimize,
-                invalidation_mode=getattr(
-                    py_compile.PycInvalidationMode, mode
-                ),
-            )
-        )
+        how = getattr(py_compile.PycInvalidationMode, mode)
+        made = py_compile.compile(str(plugin), None, None, True, optimize, how)
+        return Path(made)
 
     @pytest.mark.parametrize(
         ("mode", "is_stale"),
@@ -567,20 +455,32 @@ class TestBytecode:
             ("TIMESTAMP", False),
         ],
     )
-    def test_stale(self, mode, is_stale, plugin):
+    @pytest.mark.parametrize("folder", [None, "cache"])
+    def test_stale(self, mode, is_stale, folder, plugin, monkeypatch):
         """
-        Byte code is stale if it is loaded without a look at the source.
+        Byte code is stale if it is loaded without a look at the source, also
+        if it is kept elsewhere and something else patched; it is removed.
         """
+        prefix = folder and str(plugin.parents[3] / folder)
+        monkeypatch.setattr(sys, "pycache_prefix", prefix)
         file = self.compiled(plugin, mode)
-        assert () == stale_bytecode(plugin)
+        before = ray_nsight_status(plugin)
+        mend(plugin)
+        mended = ray_nsight_status(plugin)
+        after = patch_ray_nsight(plugin)
 
-        plugin.write_bytes(mend_source(plugin.read_bytes()))
-
-        assert ((str(file),) if is_stale else ()) == stale_bytecode(plugin)
+        assert () == before.stale_bytecode
+        assert ((str(file),) if is_stale else ()) == mended.stale_bytecode
+        assert ("patched", not is_stale) == (mended.state, mended.is_fine)
+        assert is_stale == ("stale byte code" in str(mended))
+        assert is_stale == ("remove" in (mended.remedy or ""))
+        assert (True, False) == (after.is_fine, after.changed)
+        assert is_stale == (not file.exists())
 
     def test_removed(self, plugin):
         """
-        Patching removes the byte code of every optimization and version.
+        Patching removes the byte code of every optimization and version; a
+        folder in its place is none.
         """
         files = [
             self.compiled(plugin, "UNCHECKED_HASH", level)
@@ -590,137 +490,65 @@ class TestBytecode:
         other.write_bytes(files[0].read_bytes())
         kept = files[0].with_name("nsight_other.cpython-311.pyc")
         kept.write_bytes(b"")
+        folder = files[0].with_name("nsight.cpython-39.pyc")
+        folder.mkdir()
 
         status = patch_ray_nsight(plugin)
 
         assert status.is_fine
-        assert [kept] == list(kept.parent.iterdir())
-
-    def test_patched_by_others(self, plugin):
-        """
-        Stale byte code of a file that was patched otherwise is told, and goes.
-        """
-        self.compiled(plugin, "UNCHECKED_HASH")
-        plugin.write_bytes(mend_source(plugin.read_bytes()))
-
-        before = ray_nsight_status(plugin)
-        after = patch_ray_nsight(plugin)
-
-        assert ("patched", False) == (before.state, before.is_fine)
-        assert "remove" in before.remedy
-        assert "stale byte code" in str(before)
-        assert (True, False) == (after.is_fine, after.changed)
-
-    def test_elsewhere(self, plugin, tmp_path, monkeypatch):
-        """
-        Byte code that is kept in another folder is found there.
-        """
-        monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path / "cache"))
-        file = self.compiled(plugin, "UNCHECKED_HASH")
-        plugin.write_bytes(b"x = 1\n")
-
-        assert (str(file),) == stale_bytecode(plugin)
-        remove_bytecode(plugin)
-        assert not file.exists()
-
-    def test_unreadable(self, plugin):
-        """
-        What is no byte code, or no source, is not stale.
-        """
-        folder = plugin.parent / "__pycache__"
-        folder.mkdir()
-        (folder / "nsight.cpython-311.pyc").mkdir()
-
-        assert () == stale_bytecode(plugin)
-        assert () == stale_bytecode(plugin.with_name("other.py"))
-        remove_bytecode(plugin)
-
-
-class FakeProcess:
-    """
-    A process with this command line, started so long after the epoch.
-    """
-
-    def __init__(self, pid, started, *words):
-        self.pid, self._started, self._words = pid, started, list(words)
-
-    def cmdline(self):
-        """
-        Its words, if it is still there.
-        """
-        if not self._words:
-            raise psutil.NoSuchProcess(self.pid)
-        return self._words
-
-    def create_time(self):
-        """
-        When it started.
-        """
-        return self._started
+        assert {kept, folder} == set(kept.parent.iterdir())
 
 
 class TestAgents:
-    def test_older(self, plugin, monkeypatch):
+    def test_older(self, plugin, runs):
         """
         Agents of this Ray that are older than the file do not know it.
         """
-        package = plugin.parents[2]
-        agent = str(package / "_private" / "runtime_env" / "agent" / "main.py")
-        os.utime(plugin, (1000.0, 1000.0))
-        processes = [
-            FakeProcess(1, 999, "python", "-u", agent, "--node-ip"),
-            FakeProcess(2, 1001, "python", agent),
-            FakeProcess(3, 999, "python", f"/other{agent}"),
-            FakeProcess(4, 999),
-            FakeProcess(5, 999, "python", "main.py"),
-            FakeProcess(6, 999, "vim"),
-        ]
-        monkeypatch.setattr(psutil, "process_iter", lambda: processes)
-
-        assert (1,) == agents.stale_agents(plugin)
-        assert () == agents.stale_agents(plugin.with_name("none.py"))
-        assert () == agents.stale_agents(Path("/"))
-
-    @pytest.mark.parametrize(
-        ("loaded", "is_stale"),
-        [("PACKAGE/_raylet.so", True), ("/o/_raylet.so", False), (None, True)],
-        ids=["this", "another", "nobody may know"],
-    )
-    def test_titles(self, loaded, is_stale, plugin, monkeypatch):
-        """
-        Agents that show a title are told apart by what they loaded.
-        """
-        process = FakeProcess(7, 1.0, "ray::RuntimeEnvAgent")
-        package = str(plugin.parents[2])
-        maps = loaded and loaded.replace("PACKAGE", package).encode()
-        monkeypatch.setattr(psutil, "process_iter", lambda: [process])
-        monkeypatch.setattr(agents, "read_proc", lambda path, limit: maps)
-
-        assert is_stale is (agents.stale_agents(plugin) == (7,))
-
-    def test_told(self, plugin, monkeypatch):
-        """
-        Who patches while Ray runs is told that it changes nothing yet.
-        """
         agent = str(plugin.parent / "agent" / "main.py")
-        process = FakeProcess(4711, 1.0, "python", agent)
-        monkeypatch.setattr(psutil, "process_iter", lambda: [process])
+        mend(plugin)
+        os.utime(plugin, (1000.0, 1000.0))
+        runs(1, "python", "-u", agent, "--node-ip", started=999)
+        runs(2, "python", agent, started=1001)
+        runs(3, "python", f"/other{agent}", started=999)
+        runs(4, started=999)
+        runs(5, "python", "main.py", started=999)
+        runs(6, "vim", started=999)
 
+        assert (1,) == ray_nsight_status(plugin).stale_agents
+
+    def test_titles(self, plugin, runs, tmp_path):
+        """
+        Agents that show a title are distinguished by what they loaded, if that
+        may be known.
+        """
+        mend(plugin)
+        library = plugin.parents[2] / "_raylet.so"
+        library.write_bytes(b"library")
+        runs(os.getpid(), "ray::RuntimeEnvAgent")
+        runs(2**30, "ray::RuntimeEnvAgent")
+
+        another = ray_nsight_status(plugin).stale_agents
+        with library.open("rb") as file:
+            loaded = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+            this = ray_nsight_status(plugin).stale_agents
+            loaded.close()
+
+        assert (2**30,) == another
+        assert (os.getpid(), 2**30) == this
+
+    def test_ray_runs(self, plugin, runs):
+        """
+        The status of a patch while Ray runs says that it changes nothing yet.
+        """
+        runs(4711, "python", str(plugin.parent / "agent" / "main.py"))
+
+        before = ray_nsight_status(plugin)
         for status in (patch_ray_nsight(plugin), ray_nsight_status(plugin)):
             assert ("patched", (4711,)) == (status.state, status.stale_agents)
             assert not status.is_fine
             assert "restart Ray" in status.remedy
             assert "will not see it: process 4711" in str(status)
-
-    def test_not_patched(self, plugin, monkeypatch):
-        """
-        As long as nothing is patched, nobody has to know.
-        """
-        agent = str(plugin.parent / "agent" / "main.py")
-        process = FakeProcess(4711, 1.0, "python", agent)
-        monkeypatch.setattr(psutil, "process_iter", lambda: [process])
-
-        assert () == ray_nsight_status(plugin).stale_agents
+        assert () == before.stale_agents
 
 
 class TestStatus:
@@ -733,16 +561,12 @@ class TestStatus:
         )
 
         assert {
-            "state": "patched",
-            "path": "/x/nsight.py",
-            "ray_version": "2.60.0",
-            "changed": False,
-            "detail": "",
-            "stale_bytecode": [],
-            "stale_agents": [],
-            "fine": True,
-            "remedy": None,
-        } == status.to_dict()
+            *(("state", "patched"), ("path", "/x/nsight.py")),
+            *(("ray_version", "2.60.0"), ("changed", False), ("detail", "")),
+            *(("fine", True), ("remedy", None)),
+        } == {(k, v) for k, v in status.to_dict().items() if v != []}
+        assert [] == status.to_dict()["stale_bytecode"]
+        assert [] == status.to_dict()["stale_agents"]
         assert [
             (
                 "Ray 2.60.0's nsight plugin is patched: it starts workers with "
@@ -763,67 +587,72 @@ class TestStatus:
 
 class TestApplication:
     @pytest.fixture(autouse=True)
-    def forget(self, monkeypatch):
+    def importable(self, plugin, tmp_path, monkeypatch):
         """
-        Nothing was done yet.
+        A Ray that can be imported.
         """
-        monkeypatch.setattr(application, "_done", [])
+        monkeypatch.syspath_prepend(tmp_path)
 
-    def calls(self, monkeypatch, status):
+    @pytest.fixture
+    def make(self, plugin, fail_to_open, runs):
         """
-        Count the calls, each of which has this result.
+        Makes the node as it is in each case.
         """
-        seen = []
-
-        def patch(**options):
-            seen.append(options)
-            if isinstance(status, Exception):
-                raise status
-            return status
-
-        monkeypatch.setattr(application, "patch_ray_nsight", patch)
-        return seen
+        agent = str(plugin.parent / "agent" / "main.py")
+        read_only = OSError(errno.EROFS, "read-only")
+        denied = PermissionError(errno.EACCES, "denied")
+        cases = {
+            "changed": lambda: None,
+            "too late": lambda: runs(7, "python", agent),
+            "read-only": lambda: fail_to_open(read_only, suffix=".distdebug"),
+            "denied": lambda: fail_to_open(denied, suffix=".distdebug"),
+            "busy": lambda: plugin.with_name(".nsight.py.lock").mkdir(),
+            "patched": lambda: mend(plugin),
+            "fixed": lambda: plugin.write_bytes(HEAD + FIXED),
+            "unknown": lambda: plugin.write_text("x = 1"),
+            "absent": plugin.unlink,
+        }
+        return lambda name: cases[name]()
 
     @pytest.mark.parametrize(
-        ("status", "level"),
+        ("case", "expected"),
         [
-            (PatchStatus(state="patched", changed=True), logging.INFO),
-            (
-                PatchStatus(state="patched", changed=True, stale_agents=(7,)),
-                logging.WARNING,
-            ),
-            (PatchStatus(state="read_only"), logging.WARNING),
-            (PatchStatus(state="not_permitted"), logging.WARNING),
-            (PatchStatus(state="busy"), logging.WARNING),
-            (PatchStatus(state="patched"), None),
-            (PatchStatus(state="fixed_upstream"), None),
-            (PatchStatus(state="unknown"), None),
-            (PatchStatus(state="absent"), None),
-        ],
-        ids=[
-            *("changed", "too late", "read-only", "denied", "busy"),
-            *("patched", "fixed", "unknown", "absent"),
+            ("changed", ("patched", [logging.INFO])),
+            ("too late", ("patched", [logging.WARNING])),
+            ("read-only", ("read_only", [logging.WARNING])),
+            ("denied", ("not_permitted", [logging.WARNING])),
+            ("busy", ("busy", [logging.WARNING])),
+            ("patched", ("patched", [])),
+            ("fixed", ("fixed_upstream", [])),
+            ("unknown", ("unknown", [])),
+            ("absent", ("absent", [])),
         ],
     )
-    def test_once(self, status, level, monkeypatch, caplog):
+    def test_once(self, case, expected, make, plugin, caplog):
         """
-        It is done once, and told only if there is something to tell.
+        It is done once, and logged only if there is something to say.
         """
         caplog.set_level(logging.DEBUG, "distdebug.nsight")
-        seen = self.calls(monkeypatch, status)
+        make(case)
 
-        got = [apply_ray_nsight_patch() for _ in range(3)]
+        first = apply_ray_nsight_patch()
+        plugin.write_bytes(HEAD + LINE)
+        again = [apply_ray_nsight_patch() for _ in range(2)]
 
-        assert [status] * 3 == got
-        assert 1 == len(seen)
-        expected = [] if level is None else [level]
-        assert expected == [record.levelno for record in caplog.records]
+        levels = [record.levelno for record in caplog.records]
+        assert expected == (first.state, levels)
+        assert [first] * 2 == again
+        assert HEAD + LINE == plugin.read_bytes()
 
     def test_never_raises(self, monkeypatch, caplog):
         """
         Whatever goes wrong, the application is imported.
         """
-        self.calls(monkeypatch, RuntimeError("no"))
+
+        def fail(name):
+            raise RuntimeError(name)
+
+        monkeypatch.setattr(importlib.util, "find_spec", fail)
 
         assert apply_ray_nsight_patch() is None
         assert apply_ray_nsight_patch() is None

@@ -10,25 +10,7 @@ import pickle
 import pytest
 
 from distdebug.errors import NsightError
-from distdebug.nsight import match_worker
-from distdebug.nsight.options import patterns
-from distdebug.nsight.options.patterns import split_patterns
-from distdebug.nsight.options.steps import (
-    StepRange,
-    parse_step_range,
-    step_range_of_environment,
-)
-
-
-@pytest.fixture(autouse=True)
-def forget(monkeypatch):
-    """
-    No worker was told yet, and the environment says nothing.
-    """
-    monkeypatch.setattr(patterns, "_told", set())
-    for prefix in ("DISTDEBUG", "NRL"):
-        for name in ("WORKER_PATTERNS", "PROFILE_STEP_RANGE"):
-            monkeypatch.delenv(f"{prefix}_NSYS_{name}", raising=False)
+from distdebug.nsight import StepProfiler, match_worker
 
 
 class TestMatch:
@@ -47,6 +29,8 @@ class TestMatch:
             ("", None),
             (["*vllm*", "d*, x"], "d*"),
             ([], None),
+            (" \t,dtensor policy*,\t d*_worker\t", "d*_worker"),
+            ("x" * 1001 + ",*", "*"),
         ],
     )
     def test_patterns(self, given, expected):
@@ -67,19 +51,13 @@ class TestMatch:
     )
     def test_environment(self, environ, expected, monkeypatch):
         """
-        By default the patterns of the environment count, ours before theirs.
+        By default the patterns of the environment count, ours before theirs;
+        those that are given count alone.
         """
         for prefix, text in environ.items():
             monkeypatch.setenv(f"{prefix}_NSYS_WORKER_PATTERNS", text)
 
         assert expected == match_worker("name")
-
-    def test_argument_wins(self, monkeypatch):
-        """
-        Patterns that are given count alone.
-        """
-        monkeypatch.setenv("NRL_NSYS_WORKER_PATTERNS", "*")
-
         assert match_worker("name", "") is None
 
     def test_logged_once(self, caplog):
@@ -88,39 +66,32 @@ class TestMatch:
         """
         caplog.set_level(logging.INFO, "distdebug.nsight")
 
-        for name in ("policy", "policy", "value", "other"):
+        for name in ("policy_x", "policy_x", "value_x", "other_x"):
             match_worker(name, "pol*,val*")
             match_worker(name, "pol*")
 
         assert [
             (
-                "Nsight profiling enabled for worker 'policy' "
+                "Nsight profiling enabled for worker 'policy_x' "
                 "(matched pattern 'pol*')"
             ),
             (
-                "Nsight profiling enabled for worker 'value' "
+                "Nsight profiling enabled for worker 'value_x' "
                 "(matched pattern 'val*')"
             ),
         ] == caplog.messages
 
-    def test_split(self):
-        """
-        Blanks around patterns, and patterns of nothing else, are left out.
-        """
-        assert ("a b", "*") == split_patterns(" a b ,, \t,*")
-
 
 class TestSteps:
-    @pytest.mark.parametrize("text", ["3:6", " 3 : 6 ", "003:6"])
+    @pytest.mark.parametrize("text", ["3:6", " 3 : 6 ", "003:6", "3:6\n"])
     def test_parse(self, text):
         """
         A range holds its start, and not its end.
         """
-        steps = parse_step_range(text)
+        steps = StepProfiler(text).step_range
 
-        assert StepRange(start=3, stop=6) == steps
         assert [3, 4, 5] == [n for n in range(10) if n in steps]
-        assert ("3:6", "3-6") == (str(steps), steps.in_file_name)
+        assert "3:6" == str(steps)
 
     @pytest.mark.parametrize(
         ("text", "said"),
@@ -134,7 +105,6 @@ class TestSteps:
             ("-3:6", "no range"),
             ("a:b", "no range"),
             ("٣:٦", "no range"),
-            ("3:6\n", None),
             ("0:6", "counted from 1"),
             ("6:6", "holds no step"),
             ("6:3", "holds no step"),
@@ -146,12 +116,8 @@ class TestSteps:
         """
         What is no range is refused, with what was written and what helps.
         """
-        if said is None:
-            assert parse_step_range(text)
-            return
-
         with pytest.raises(NsightError, match=said) as caught:
-            parse_step_range(text)
+            StepProfiler(text)
 
         assert caught.value.remedy
         assert str(caught.value) == str(
@@ -162,20 +128,19 @@ class TestSteps:
         """
         The environment names the steps, ours before theirs.
         """
-        assert step_range_of_environment() is None
+        names = ("NRL", "DISTDEBUG")
+        found = [StepProfiler().step_range]
+        for name, text in zip(names, ("1:2", "2:4"), strict=True):
+            monkeypatch.setenv(f"{name}_NSYS_PROFILE_STEP_RANGE", text)
+            found.append(StepProfiler().step_range)
 
-        monkeypatch.setenv("NRL_NSYS_PROFILE_STEP_RANGE", "1:2")
-        first = step_range_of_environment()
-        monkeypatch.setenv("DISTDEBUG_NSYS_PROFILE_STEP_RANGE", "2:4")
-        second = step_range_of_environment()
+        assert ["None", "1:2", "2:4"] == list(map(str, found))
 
-        assert ("1:2", "2:4") == (str(first), str(second))
-
-    def test_environment_is_wrong(self):
+    def test_environment_is_wrong(self, monkeypatch):
         """
         A mistake in the environment names the variable.
         """
-        environ = {"NRL_NSYS_PROFILE_STEP_RANGE": "4:2"}
+        monkeypatch.setenv("NRL_NSYS_PROFILE_STEP_RANGE", "4:2")
 
         with pytest.raises(NsightError, match="NRL_NSYS_PROFILE_STEP_RANGE:"):
-            step_range_of_environment(environ)
+            StepProfiler()

@@ -8,8 +8,10 @@ import json
 import os
 import shutil
 import socket
+import subprocess
 import time
 
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,24 +24,9 @@ from distdebug.nsight import (
     find_nsys_reports,
     summarize_report,
 )
-from distdebug.nsight.options.steps import StepRange
-from distdebug.nsight.reports import collect, find, places
-from distdebug.nsight.reports.join import join_workers
-from distdebug.nsight.reports.model import NsysReport
-from distdebug.nsight.reports.names import parse_report_name
-from distdebug.nsight.reports.tool import Ended, run_in_group
-from distdebug.nsight.reports.writing import being_written
 
 
 SESSION = "session_2026-11-20_01-02-03_000004_5"
-
-
-@pytest.fixture(autouse=True)
-def no_sessions(monkeypatch):
-    """
-    No Ray keeps anything on this node.
-    """
-    monkeypatch.setattr(find, "temporary_folders", tuple)
 
 
 def make_report(folder, name="policy_4711.nsys-rep", data=b"report", age=60):
@@ -94,48 +81,46 @@ class TestNames:
             ("policy_4711.qdstrm", ("policy", 4711, None, None)),
             ("report1.nsys-rep", ("", None, None, None)),
             ("_4711.nsys-rep", ("", None, None, None)),
-            ("empty.nsys-rep", None),
-            (".policy_4711.nsys-rep", None),
-            (".nsys-rep", None),
-            ("policy_4711.sqlite", None),
+            ("empty.nsys-rep", ("", None, None, None)),
+            (".policy_4711.nsys-rep", ("", None, None, None)),
+            (".nsys-rep", ("", None, None, None)),
         ],
     )
-    def test_parse(self, name, expected):
+    def test_parse(self, name, expected, tmp_path):
         """
-        Names of NeMo RL, of verl, of Ray, and ours tell what they hold.
+        Names of reports of NeMo RL, of verl, of Ray, and ours are understood.
         """
-        got = parse_report_name(name)
+        make_report(tmp_path, name)
 
-        if expected is None:
-            assert got is None
-            return
-        steps = None if got.step_range is None else str(got.step_range)
-        assert expected == (got.worker, got.pid, steps, got.part)
+        found = find_nsys_reports(tmp_path / name)
+
+        ((got,), (record,)) = found, found.to_records()
+        assert expected == (
+            got.worker,
+            got.pid,
+            record["step_range"],
+            got.part,
+        )
+        assert got.worker in str(found)
 
 
 class TestFind:
     def test_session(self, tmp_path):
         """
-        The logs of the same process tell the actor.
+        The logs of the same process name the actor.
         """
         path = make_session(tmp_path)
 
         (report,) = find_nsys_reports(tmp_path)
 
         logs = sorted(str(x) for x in path.parents[1].glob("worker-*"))
-        assert (
-            NsysReport(
-                path=str(path),
-                worker="policy",
-                pid=4711,
-                session=SESSION,
-                size=6,
-                modified=path.stat().st_mtime,
-                actor="Policy",
-                logs=tuple(logs),
-            )
-            == report
-        )
+        modified = path.stat().st_mtime
+        known = {k: v for k, v in report.to_dict().items() if v}
+        assert {
+            *(("path", str(path)), ("worker", "policy"), ("pid", 4711)),
+            *(("session", SESSION), ("size", 6), ("modified", modified)),
+            *(("actor", "Policy"), ("logs", tuple(logs))),
+        } == {*(known | {"logs": report.logs}).items()}
 
     def test_nodes(self, tmp_path):
         """
@@ -153,18 +138,15 @@ class TestFind:
         """
         By default, the sessions of this node are looked through, once each.
         """
-        make_session(tmp_path / "ray")
+        path = make_session(tmp_path / "ray")
         (tmp_path / "ray" / "session_latest").symlink_to(SESSION)
-        folders = places.temporary_folders({"RAY_TMPDIR": str(tmp_path)})
-        mine = tmp_path / "ray" / SESSION / "logs" / "nsight"
-        monkeypatch.setattr(find, "temporary_folders", lambda: (mine,))
+        monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
 
-        (report,) = find_nsys_reports()
+        (report,) = (x for x in find_nsys_reports() if x.path == str(path))
         (again,) = find_nsys_reports(
             tmp_path / "ray", tmp_path / "ray" / "session_latest"
         )
 
-        assert mine in folders
         assert socket.gethostname() == report.node == again.node
 
     def test_what_else(self, tmp_path):
@@ -174,6 +156,7 @@ class TestFind:
         path = make_report(tmp_path / "a", "report1.nsys-rep")
         make_report(tmp_path / "a", "raw_47.qdstrm")
         make_report(tmp_path / "a", "notes.txt")
+        make_report(tmp_path / "a", "policy_4711.sqlite")
         (tmp_path / "a" / "link_1.nsys-rep").symlink_to(path)
         (tmp_path / "b").symlink_to(tmp_path / "a")
         os.link(path, tmp_path / "a" / "twin_1.nsys-rep")
@@ -186,25 +169,9 @@ class TestFind:
         ]
         assert "1 raw" in str(found)
 
-    def test_file(self, tmp_path):
-        """
-        One report can be named.
-        """
-        path = make_report(tmp_path, "policy_3-6_4711.2.nsys-rep")
-
-        found = find_nsys_reports(path)
-
-        (report,) = found
-        assert (StepRange(start=3, stop=6), 2) == (
-            report.step_range,
-            report.part,
-        )
-        assert "3:6" == found.to_records()[0]["step_range"]
-        assert "policy" in str(found)
-
     def test_unreadable(self, tmp_path, monkeypatch):
         """
-        A folder that cannot be listed is told, and costs nothing else.
+        A folder that cannot be listed is named, and costs nothing else.
         """
         make_report(tmp_path / "a")
         (tmp_path / "b").mkdir()
@@ -218,10 +185,9 @@ class TestFind:
         monkeypatch.setattr(os, "scandir", scandir)
         found = find_nsys_reports(tmp_path)
 
-        assert 1 == len(found)
         (missing,) = found.to_dict()["missing"]
-        assert ("Permission denied", str(tmp_path / "b")) == (
-            missing["reason"],
+        assert (1, "Permission denied", str(tmp_path / "b")) == (
+            *(len(found), missing["reason"]),
             missing["source"],
         )
 
@@ -229,27 +195,22 @@ class TestFind:
         """
         A report that is removed meanwhile is not there.
         """
+        path, real = make_report(tmp_path / "in"), os.scandir
 
-        class Entry:
-            name = "policy_1.nsys-rep"
+        def scandir(folder):
+            if Path(folder) != path.parent:
+                return real(folder)
+            with real(folder) as listed:
+                entries = list(listed)
+            path.unlink(missing_ok=True)
+            return nullcontext(entries)
 
-            def is_dir(self, *, follow_symlinks):
-                return False
+        monkeypatch.setattr(os, "scandir", scandir)
 
-            def stat(self, *, follow_symlinks):
-                raise FileNotFoundError(self.name)
+        found = find_nsys_reports(tmp_path)
 
-        class Listed(list):
-            def __enter__(self):
-                return self
-
-            def __exit__(self, *_):
-                return None
-
-        monkeypatch.setattr(os, "scandir", lambda path: Listed([Entry()]))
-
-        assert 0 == len(find_nsys_reports(tmp_path))
-        assert "no report" == str(find_nsys_reports(tmp_path))
+        assert not path.exists()
+        assert (0, "no report") == (len(found), str(found))
 
     def test_no_place(self, tmp_path):
         """
@@ -290,138 +251,164 @@ class TestFind:
 
 
 class TestJoin:
-    def report(self, **more):
+    @pytest.fixture
+    def join(self, tmp_path):
         """
-        A report of process 47.
+        Finds the report of process 47 with what else is known of workers.
         """
-        return NsysReport(path="/x", worker="policy", pid=47, **more)
+
+        def find(*workers, node=""):
+            make_report(tmp_path / "in" / node, "policy_47.nsys-rep")
+            (report,) = find_nsys_reports(tmp_path / "in", workers=workers)
+            return report
+
+        return find
 
     @pytest.mark.parametrize(
         ("node", "workers", "rank"),
         [
-            ("", [{"pid": 47, "rank": 3}], 3),
-            ("", [SimpleNamespace(pid=47, rank=3, host="a")], 3),
-            ("a", [{"pid": 47, "rank": 3, "host": "b"}], None),
-            ("a", [{"pid": 47, "rank": 3, "host": "a.b.c"}], 3),
-            ("a.b.c", [{"pid": 47, "rank": 3, "node": "a"}], 3),
-            ("10.0.0.1", [{"pid": 47, "rank": 3, "ip": "10.0.0.2"}], None),
-            (
-                "b",
-                [
-                    {"pid": 47, "rank": 3, "host": "a"},
-                    {"pid": 47, "rank": 4, "host": "b"},
-                ],
-                4,
-            ),
-            (
-                "",
-                [
-                    {"pid": 47, "rank": 3, "host": "a"},
-                    {"pid": 47, "rank": 4, "host": "b"},
-                ],
-                None,
-            ),
-            ("", [{"pid": 48, "rank": 3}], None),
-            ("", [{"rank": 3}, {"pid": "47", "rank": 3}], None),
+            ("", [{}], 3),
+            ("a", [{"host": "b"}], None),
+            ("a", [{"host": "a.b.c"}], 3),
+            ("a.b.c", [{"node": "a"}], 3),
+            ("10.0.0.1", [{"ip": "10.0.0.2"}], None),
+            ("b", [{"host": "a"}, {"host": "b", "rank": 4}], 4),
+            ("", [{"host": "a"}, {"host": "b", "rank": 4}], None),
+            ("", [{"pid": 48}], None),
+            ("", [{"pid": None}, {"pid": "47"}], None),
         ],
         ids=[
-            *("mapping", "object", "other host", "long host", "short host"),
+            *("any", "other host", "long host", "short host"),
             *("other address", "two hosts", "two and no node", "other pid"),
             "no pid",
         ],
     )
-    def test_whose(self, node, workers, rank):
+    @pytest.mark.parametrize("kind", [dict, SimpleNamespace])
+    def test_whose(self, node, workers, rank, kind, join):
         """
-        Process and node tell whose it is; where they do not, nobody's.
+        Process and node show whose it is; where they do not, it stays open.
         """
-        (got,) = join_workers([self.report(node=node)], workers)
+        known = [kind(**{"pid": 47, "rank": 3} | x) for x in workers]
 
-        assert rank == got.rank
+        assert rank == join(*known, node=node).rank
 
-    def test_what(self):
+    @pytest.mark.parametrize(
+        ("worker", "expected"),
+        [
+            (
+                {"pid": 47, "host": "h", "logs": [Path("/a"), "/b", "/a"]},
+                ("h", None, ("/a", "/b")),
+            ),
+            (
+                {"pid": 47, "actor": "\x1b[1mX", "log": "/c"},
+                ("", "X", ("/c",)),
+            ),
+            (
+                SimpleNamespace(
+                    pid=47,
+                    actor_class="Y",
+                    out=(SimpleNamespace(path=Path("/d")),),
+                    err=(),
+                ),
+                ("", "Y", ("/d",)),
+            ),
+        ],
+        ids=["host", "actor", "Ray"],
+    )
+    def test_what(self, worker, expected, join):
         """
         Actor, logs, and node are added to what is known.
         """
-        report = self.report(actor="Policy", logs=("/a",))
-        worker = {"pid": 47, "host": "h", "logs": [Path("/a"), "/b"]}
+        got = join(worker)
 
-        (got,) = join_workers([report], [worker])
-        (named,) = join_workers(
-            [report], [{"pid": 47, "actor": "\x1b[1mX", "log": "/c"}]
-        )
+        assert expected == (got.node, got.actor, got.logs)
 
-        part = SimpleNamespace(path=Path("/d"))
-        (ray,) = join_workers(
-            [report],
-            [SimpleNamespace(pid=47, actor_class="Y", out=(part,), err=())],
-        )
+    def test_known_already(self, tmp_path):
+        """
+        What others know of a worker is added to its own logs.
+        """
+        make_session(tmp_path)
+        worker = {"pid": 4711, "logs": ["/b"]}
 
-        assert attrs.evolve(report, node="h", logs=("/a", "/b")) == got
-        assert ("Y", ("/a", "/d")) == (ray.actor, ray.logs)
-        assert ("X", ("/a", "/c")) == (named.actor, named.logs)
+        (alone,) = find_nsys_reports(tmp_path)
+        (joined,) = find_nsys_reports(tmp_path, workers=[worker])
+
+        assert ("Policy", (*alone.logs, "/b")) == (joined.actor, joined.logs)
 
 
 class TestCollect:
-    def test_copy(self, tmp_path):
+    @pytest.fixture
+    def collect(self, tmp_path):
+        """
+        Copies all reports below ``in`` to ``out``.
+        """
+        return lambda **known: collect_nsys_reports(
+            find_nsys_reports(tmp_path / "in"), tmp_path / "out", **known
+        )
+
+    def test_copy(self, tmp_path, collect):
         """
         Reports are copied once, by node and session, and found there again.
         """
-        source = tmp_path / "ray"
         for node in ("a", "b"):
-            make_session(source / node)
-        found = find_nsys_reports(source)
+            make_session(tmp_path / "in" / node)
 
-        first = collect_nsys_reports(found, tmp_path / "out")
-        second = collect_nsys_reports(found, tmp_path / "out")
+        first, second = collect(), collect()
 
         target = tmp_path / "out" / "a" / SESSION / "policy_4711.nsys-rep"
         assert str(target) == first.copied[0]
-        assert (2, 0, 0, 2) == (
-            *(len(first.copied), len(first.present)),
-            *(len(second.copied), len(second.present)),
+        assert ("2 copied, 0 there already", "0 copied, 2 there already") == (
+            *(str(first), str(second)),
         )
-        assert b"report" == target.read_bytes()
-        assert [target.name] == names(target.parent)
-        again = find_nsys_reports(tmp_path / "out")
-        assert [(r.node, r.session) for r in found] == [
-            (r.node, r.session) for r in again
+        assert (b"report", [target.name]) == (
+            *(target.read_bytes(), names(target.parent)),
+        )
+        assert [("a", SESSION), ("b", SESSION)] == [
+            (r.node, r.session) for r in find_nsys_reports(tmp_path / "out")
         ]
-        assert "0 copied, 2 there already" == str(second)
 
-    def test_grown(self, tmp_path):
+    def test_grown(self, tmp_path, collect):
         """
         A report that changed since is copied again.
         """
         path = make_report(tmp_path / "in")
-        out = tmp_path / "out"
-        collect_nsys_reports(find_nsys_reports(tmp_path / "in"), out)
+        collect()
         make_report(tmp_path / "in", data=b"more of it")
 
-        done = collect_nsys_reports(find_nsys_reports(tmp_path / "in"), out)
+        done = collect()
 
-        assert (str(out / path.name),) == done.copied
-        assert b"more of it" == (out / path.name).read_bytes()
+        copy = tmp_path / "out" / path.name
+        assert ((str(copy),), b"more of it") == (
+            *(done.copied, copy.read_bytes()),
+        )
 
-    def test_being_written(self, tmp_path, monkeypatch):
+    @pytest.mark.process
+    def test_being_written(self, tmp_path, program, collect):
         """
-        A report that is still being written is told and left.
+        A report that is still being written, by nsys or its importer, is left
+        and named.
         """
         fresh = make_report(tmp_path / "in", "fresh_1.nsys-rep", age=0)
-        opened = make_report(tmp_path / "in", "open_2.nsys-rep")
         future = make_report(tmp_path / "in", "later_3.nsys-rep", age=-90)
-        monkeypatch.setattr(
-            collect, "being_written", lambda: frozenset({str(opened)})
-        )
+        left = {str(fresh)}
+        with ExitStack() as running:
+            for name in ("nsys", "QdstrmImporter", "reader"):
+                path = make_report(tmp_path / "in", f"{name}_2.nsys-rep")
+                text = f"exec 3<'{path}'; echo; read x"
+                process = subprocess.Popen(
+                    [program(text, f"bin/{name}")],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                )
+                running.enter_context(process).stdout.readline()
+                left |= {str(path)} if name != "reader" else set()
+            done = collect(settle_s=30)
 
-        done = collect_nsys_reports(
-            find_nsys_reports(tmp_path / "in"), tmp_path / "out", settle_s=30
-        )
-
-        assert {str(fresh), str(opened)} == set(done.left)
-        assert [future.name] == names(tmp_path / "out")
+        assert left == set(done.left)
+        assert [future.name, path.name] == names(tmp_path / "out")
         assert f"still being written: {fresh}" in str(done)
 
-    def test_changes_meanwhile(self, tmp_path, monkeypatch):
+    def test_changes_meanwhile(self, tmp_path, monkeypatch, collect):
         """
         What changes while it is copied does not appear.
         """
@@ -433,14 +420,11 @@ class TestCollect:
             path.write_bytes(b"quite another")
 
         monkeypatch.setattr(shutil, "copyfileobj", copy)
-        done = collect_nsys_reports(
-            find_nsys_reports(tmp_path / "in"), tmp_path / "out"
-        )
 
-        assert (str(path),) == done.left
+        assert (str(path),) == collect().left
         assert [] == names(tmp_path / "out")
 
-    def test_full(self, tmp_path, monkeypatch):
+    def test_full(self, tmp_path, monkeypatch, collect):
         """
         A failure costs its own report only, and leaves nothing behind.
         """
@@ -455,24 +439,22 @@ class TestCollect:
             real(source, target, length)
 
         monkeypatch.setattr(shutil, "copyfileobj", copy)
-        done = collect_nsys_reports(
-            find_nsys_reports(tmp_path / "in"), tmp_path / "out"
-        )
+
+        done = collect()
 
         (missing,) = done.to_dict()["missing"]
         assert "No space left on device" == missing["reason"]
         assert ["b_2.nsys-rep"] == names(tmp_path / "out")
         assert "No space left" in str(done)
 
-    def test_same_name(self, tmp_path):
+    def test_same_name(self, tmp_path, collect):
         """
         Two reports that would be one file are not mixed up.
         """
         for folder in ("logs", "nsight"):
             make_report(tmp_path / "in" / folder)
-        found = find_nsys_reports(tmp_path / "in")
 
-        done = collect_nsys_reports(found, tmp_path / "out")
+        done = collect()
 
         assert (1, 1) == (len(done.copied), len(done.missing))
         assert "another report" in done.missing[0].reason
@@ -481,46 +463,30 @@ class TestCollect:
         """
         No name of a node leads out of the folder.
         """
-        path = make_report(tmp_path / "in")
-        report = NsysReport(path=str(path), worker="", pid=1, node="../../x")
+        make_report(tmp_path / "in")
+        (found,) = find_nsys_reports(tmp_path / "in")
+        report = attrs.evolve(found, node="../../x")
 
         done = collect_nsys_reports([report], tmp_path / "out")
 
         assert Path(done.copied[0]).is_relative_to(tmp_path / "out")
         assert ".." not in Path(done.copied[0]).parts
 
-    def test_interrupted(self, tmp_path):
+    def test_interrupted(self, tmp_path, collect):
         """
         What an interrupted copy left is no report, and is replaced.
         """
         path = make_report(tmp_path / "in")
-        out = tmp_path / "out"
-        make_report(out, f".{path.name}.part", b"rep")
-        assert 0 == sum(bool(r.worker) for r in find_nsys_reports(out))
+        make_report(tmp_path / "out", f".{path.name}.part", b"rep")
+        before = find_nsys_reports(tmp_path / "out")
 
-        collect_nsys_reports(find_nsys_reports(tmp_path / "in"), out)
+        collect()
 
-        assert [path.name] == names(out)
-
-    def test_writers(self, fake_proc):
-        """
-        What nsys and its importer have open is being written.
-        """
-        fake_proc.add(47, "/o/nsys", "profile")
-        fake_proc.add(48, "/o/QdstrmImporter")
-        fake_proc.add(49, "/bin/cat")
-        for pid, name in ((47, "nsys"), (48, "QdstrmImporter"), (49, "cat")):
-            folder = fake_proc.folder(pid)
-            (folder / "comm").write_text(f"{name}\n")
-            (folder / "fd" / "5").symlink_to(f"/r/{pid}.nsys-rep")
-
-        got = being_written(fake_proc.root)
-
-        assert {"/r/47.nsys-rep", "/r/48.nsys-rep"} == got
+        assert [] == list(before)
+        assert [path.name] == names(tmp_path / "out")
 
 
-STATS = """#!/bin/sh
-case "$*" in
+STATS = """case "$*" in
 *--help-reports*) echo "  @NVTX@ -- NVTX Range Summary";;
 *)
 while [ $# -gt 1 ]; do [ "$1" = --output ] && out=$2; shift; done
@@ -530,120 +496,96 @@ Time (%),Total Time (ns),Instances,Avg (ns),Style,Range
 33.3,100000000,1,1,PushPop,small
 66.6,200000000,2,1,PushPop,large
 66.6,none,2,1,PushPop,bad
+66.6,1e999,2,1,PushPop,endless
+66.6,NaN,2,1,PushPop,never
 X
+printf "9,9,1,1,P,%0200000d\\n" 0 >>"${out}_@NVTX@.csv"
 @END@
 ;;
 esac
 """
 
 
+@pytest.mark.process
 class TestSummary:
-    def nsys(self, folder, name="nvtx_sum", end=""):
+    @pytest.fixture
+    def nsys(self, program):
         """
-        A program that tells as ``nsys stats`` does.
+        Makes a program that answers as ``nsys stats`` does.
         """
-        folder.mkdir(exist_ok=True)
-        program = folder / "nsys"
-        program.write_text(STATS.replace("@NVTX@", name).replace("@END@", end))
-        program.chmod(0o755)
-        return str(program)
+
+        def make(name="nvtx_sum", end=""):
+            text = STATS.replace("@NVTX@", name).replace("@END@", end)
+            return program(text)
+
+        return make
 
     @pytest.mark.parametrize("name", ["nvtx_sum", "nvtxsum"])
-    def test_tables(self, name, tmp_path):
+    def test_tables(self, name, tmp_path, nsys):
         """
-        Old and new versions tell what took longest, by their own names.
+        Old and new versions name what took longest, by their own names; a
+        row without an end, or with an endless name, costs only itself.
         """
         path = make_report(tmp_path)
 
-        got = summarize_report(path, nsys=self.nsys(tmp_path / "bin", name))
+        got = summarize_report(path, nsys=nsys(name))
 
         assert [("large", 0.2, 2), ("small", 0.1, 1)] == [
             attrs.astuple(row) for row in got.ranges
         ]
-        assert "" == got.problem
-        assert "large" in str(got)
+        assert ("", True) == (got.problem, "large" in str(got))
         assert 2 == len(json.loads(json.dumps(got.to_dict()))["ranges"])
         assert {"bin", path.name} == set(names(tmp_path))
-
-    def test_endless_name(self, tmp_path):
-        """
-        A range with a name of 200,000 characters costs only itself.
-        """
-        path = make_report(tmp_path)
-        end = 'printf "9,9,1,1,P,%0200000d\\n" 0 >>"${out}_nvtx_sum.csv"'
-
-        got = summarize_report(path, nsys=self.nsys(tmp_path / "bin", end=end))
-
-        assert ["large", "small"] == [row.name for row in got.ranges]
-        assert "" == got.problem
 
     @pytest.mark.parametrize(
         ("end", "said"),
         [
-            ('rm "${out}"_*; echo it is broken; exit 4', "it is broken"),
-            ('rm "${out}"_*; exit 4', "it said nothing"),
-            ('rm "${out}"_*; sleep 60', "not done in time"),
+            ("echo it is broken; exit 4", "it is broken"),
+            ("exit 4", "it said nothing"),
+            (r"printf 'a\n\033[1mb\n \n'; exit 1", "status 1: b"),
+            ("sleep 60", "not done in time"),
         ],
-        ids=["fails", "silent", "hangs"],
+        ids=["fails", "silent", "last line", "hangs"],
     )
-    def test_trouble(self, end, said, tmp_path):
+    def test_trouble(self, end, said, tmp_path, nsys):
         """
-        What goes wrong is said, and nothing is left behind.
+        What goes wrong is said by the last line that says anything.
         """
-        path = make_report(tmp_path)
-        nsys = self.nsys(tmp_path / "bin", end=end)
+        path, limit = make_report(tmp_path), 0.3 if "sleep" in end else 60.0
+        tool = nsys(end=f'rm "${{out}}"_*; {end}')
 
-        got = summarize_report(path, timeout_s=1.0, nsys=nsys)
+        got = summarize_report(path, timeout_s=limit, nsys=tool)
 
         assert said in got.problem
         assert said in str(got)
 
-    def test_not_there(self, tmp_path):
+    def test_not_there(self, tmp_path, nsys, program):
         """
-        Without nsys, or without the report, there is none.
+        Without nsys, without the report, or with an nsys that cannot be
+        started, there is no summary, and no exception.
         """
-        path = make_report(tmp_path)
+        path, tool = make_report(tmp_path), nsys()
+        broken = program("", "nsys", shell="/no/such/shell")
 
-        no_nsys = summarize_report(path, nsys=str(tmp_path / "nsys"))
-        nsys = self.nsys(tmp_path / "bin")
-        no_file = summarize_report(tmp_path / "none", nsys=nsys)
+        no_nsys = summarize_report(path, nsys=str(tmp_path / "none"))
+        no_file = summarize_report(tmp_path / "none", nsys=tool)
+        no_shell = summarize_report(path, nsys=broken)
 
         assert "nsys is not installed here" == no_nsys.problem
         assert "there is no such file" == no_file.problem
+        assert "No such file" in no_shell.problem
 
-    def test_not_started(self, tmp_path):
+    def test_group(self, tmp_path, nsys):
         """
-        An nsys that cannot be started is a problem, and no exception.
+        What nsys leaves running ends with it.
         """
         path = make_report(tmp_path)
-        program = tmp_path / "nsys"
-        program.write_text("#!/no/such/shell\n")
-        program.chmod(0o755)
+        number = tmp_path / "number"
 
-        got = summarize_report(path, nsys=str(program))
+        summarize_report(path, nsys=nsys(end=f"sleep 60 & echo $! >{number}"))
 
-        assert "No such file" in got.problem
-
-    def test_group(self, tmp_path):
-        """
-        What a command leaves running ends with it.
-        """
-        done = run_in_group(
-            ["sh", "-c", "sleep 60 & echo $!; exit 3"], tmp_path, 30
-        )
-
-        assert 3 == done.status
+        stat = Path("/proc", number.read_text().strip(), "stat")
         deadline = time.monotonic() + 10
-        stat = Path("/proc", done.output.strip(), "stat")
-        while time.monotonic() < deadline and stat.exists():
-            if ") Z" in stat.read_text():
-                break
+        while stat.exists() and ") Z" not in stat.read_text():
+            assert time.monotonic() < deadline
             time.sleep(0.01)
-        else:
-            assert not stat.exists()
-
-    def test_why(self):
-        """
-        The last line that says anything is the reason.
-        """
-        assert "status 1: b" in Ended(1, "a\n\x1b[1mb\n \n").why

@@ -4,19 +4,27 @@ With which ``runtime_env`` does Ray start a worker under nsys?
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shlex
 import socket
 import subprocess
 import sys
 
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
 import pytest
 
 from distdebug.errors import NsightError
-from distdebug.nsight import merge_runtime_env, nsight_runtime_env
-from distdebug.nsight.options import runtime_env
-from distdebug.nsight.options.command import report_name
-from distdebug.nsight.options.steps import StepRange
+from distdebug.nsight import (
+    merge_runtime_env,
+    nsight_runtime_env,
+    ray_nsight_status,
+)
+
+
+pytestmark = pytest.mark.process
 
 
 SAFE = {
@@ -29,22 +37,16 @@ SAFE = {
 
 
 @pytest.fixture(autouse=True)
-def here(monkeypatch, tmp_path):
+def ray(monkeypatch, tmp_path, program, make_ray):
     """
-    The environment says nothing, there is no real nsys, and a new Ray.
+    A Ray that starts workers by their Python, and an nsys that prints.
     """
-    for name in list(os.environ):
-        if "_NSYS_" in name:
-            monkeypatch.delenv(name)
-    monkeypatch.setattr(runtime_env, "has_py_executable", lambda: True)
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    nsys = folder / "nsys"
-    nsys.write_text(
-        '#!/bin/sh\n[ "$2" = --help ] && exit\nprintf "%s\\n" "$@"\n'
-    )
-    nsys.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    nsys = program('[ "$2" = --help ] && exit\nprintf "%s\\n" "$@"')
+    monkeypatch.setenv("PATH", f"{Path(nsys).parent}:/usr/bin:/bin")
+    plugin = make_ray(tmp_path / "site")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    plugin.with_name("py_executable.py").touch()
+    return plugin.parents[2]
 
 
 def started(env, **more):
@@ -65,7 +67,7 @@ def started(env, **more):
 class TestWanted:
     def test_not_wanted(self):
         """
-        Who does not match gets what it would have got.
+        A worker that does not match gets what it would have got.
         """
         base = {"env_vars": {"A": "1"}}
 
@@ -93,14 +95,48 @@ class TestWanted:
             },
         } == got
 
-    def test_unknown_mode(self):
+    @pytest.mark.parametrize(
+        ("known", "said"),
+        [
+            ({"mode": "nsys"}, "no mode 'nsys'"),
+            ({"output_dir": "out"}, "reports cannot go to"),
+            ({"output_dir": "/x%h"}, "reports cannot go to"),
+            ({"output_dir": "/x\ny"}, "reports cannot go to"),
+            ({"mode": "nsight", "output_dir": "/x"}, "where it wants"),
+            (
+                {"mode": "nsight", "extra_options": {"env-var": "A=$(x)"}},
+                "in this mode",
+            ),
+            ({"base": {"image_uri": "x"}}, "container"),
+            ({"base": {"container": {"image": "x"}}}, "container"),
+            (
+                {"base": {"py_executable": "nsys profile python"}},
+                "under nsys already",
+            ),
+            (
+                {"base": {"py_executable": "/o/nsys profile x"}},
+                "under nsys already",
+            ),
+        ],
+        ids=repr,
+    )
+    def test_refused(self, known, said):
         """
-        A mode that is none is refused.
+        A mode or a folder that is none, what Ray's plugin could not pass on
+        unharmed, and what cannot start under nsys as well is refused.
         """
-        with pytest.raises(NsightError, match="no mode 'nsys'") as caught:
-            nsight_runtime_env("worker", patterns="*", mode="nsys")
+        with pytest.raises(NsightError, match=said) as caught:
+            nsight_runtime_env("worker", patterns="*", **known)
 
-        assert "write py_executable or nsight" == caught.value.remedy
+        assert caught.value.remedy
+
+
+def report_name(worker, **known):
+    """
+    What the report of a worker is called.
+    """
+    env = nsight_runtime_env(worker, patterns="*", mode="nsight", **known)
+    return env["nsight"]["o"]
 
 
 class TestNames:
@@ -116,22 +152,20 @@ class TestNames:
         ],
         ids=ascii,
     )
-    def test_name(self, worker, expected):
+    def test_worker(self, worker, expected):
         """
-        The name of a report is safe for shells, for nsys, and to be copied.
+        The name of a report is safe for shells, for nsys, and to be copied;
+        steps stand in it without a colon.
         """
-        assert expected == report_name(worker)
+        steps = expected.replace("_%p", "_3-6_%p")
 
-    def test_steps(self):
-        """
-        Steps stand in it without a colon.
-        """
-        assert "x_3-6_%p" == report_name("x", StepRange(start=3, stop=6))
+        assert expected == report_name(worker)
+        assert steps == report_name(worker, step_range="3:6")
 
     @pytest.mark.parametrize("worker", ["", "..."])
     def test_none(self, worker):
         """
-        Without a name, reports could not be told apart.
+        Without a name, reports could not be distinguished.
         """
         with pytest.raises(NsightError, match="no name of a worker"):
             report_name(worker)
@@ -182,7 +216,7 @@ class TestCommand:
 
     def test_session(self, tmp_path):
         """
-        By default, the raylet that starts the worker tells the folder.
+        By default, the raylet that starts the worker decides the folder.
         """
         env = nsight_runtime_env("worker", patterns="*")
         raylet = (
@@ -220,14 +254,6 @@ class TestCommand:
         assert "5" == words[words.index("-y") + 1]
         assert "cuda,nvtx" not in words
 
-    @pytest.mark.parametrize("folder", ["out", "/x%h", "/x\ny"])
-    def test_folder(self, folder):
-        """
-        A folder that another node would understand otherwise is refused.
-        """
-        with pytest.raises(NsightError, match="reports cannot go to"):
-            nsight_runtime_env("worker", patterns="*", output_dir=folder)
-
 
 class TestPython:
     @pytest.mark.parametrize(
@@ -264,36 +290,32 @@ class TestPython:
         start = words.index("-o") + 2
         assert expected == words[start:-1]
 
-    @pytest.mark.parametrize(
-        ("base", "said"),
-        [
-            ({"image_uri": "x"}, "container"),
-            ({"container": {"image": "x"}}, "container"),
-            ({"py_executable": "nsys profile python"}, "under nsys already"),
-            ({"py_executable": "/o/nsys profile x"}, "under nsys already"),
-        ],
-    )
-    def test_refused(self, base, said):
+    def test_old_ray(self, ray):
         """
-        What cannot start under nsys as well is refused.
+        A Ray that would ignore it is refused.
         """
-        with pytest.raises(NsightError, match=said) as caught:
-            nsight_runtime_env("worker", patterns="*", base=base)
+        (ray / "_private" / "runtime_env" / "py_executable.py").unlink()
 
-        assert caught.value.remedy
-
-    @pytest.mark.parametrize(("has", "ok"), [(False, False), (None, True)])
-    def test_old_ray(self, has, ok, monkeypatch):
-        """
-        A Ray that would ignore it is told; no Ray at all is none of it.
-        """
-        monkeypatch.setattr(runtime_env, "has_py_executable", lambda: has)
-
-        if ok:
-            assert nsight_runtime_env("worker", patterns="*")
-            return
         with pytest.raises(NsightError, match="too old"):
             nsight_runtime_env("worker", patterns="*")
+
+    @pytest.mark.parametrize(
+        "spec",
+        [
+            None,
+            ModuleSpec("ray", None),
+            ModuleSpec("ray", None, origin="/no/such/ray.zip/ray/__init__.py"),
+        ],
+        ids=["none", "namespace", "archive"],
+    )
+    def test_no_ray(self, spec, monkeypatch):
+        """
+        Where there is no package of files, Ray has no say.
+        """
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+
+        assert nsight_runtime_env("worker", patterns="*")
+        assert "absent" == ray_nsight_status().state
 
 
 class TestPlugin:
@@ -321,34 +343,13 @@ class TestPlugin:
 
     def test_other_way(self):
         """
-        Who starts by its Python does not start under Ray's plugin as well.
+        A worker that starts by its Python does not start by the plugin too.
         """
         for key in ("nsight", "_nsight"):
             got = nsight_runtime_env(
                 "w", patterns="*", base={key: {"t": "cuda"}}
             )
             assert {"py_executable"} == set(got)
-
-    def test_folder(self):
-        """
-        Ray's plugin chooses the folder.
-        """
-        with pytest.raises(NsightError, match="where it wants"):
-            nsight_runtime_env(
-                "w", patterns="*", mode="nsight", output_dir="/x"
-            )
-
-    def test_quoting(self):
-        """
-        What it could not pass on unharmed is refused.
-        """
-        with pytest.raises(NsightError, match="in this mode"):
-            nsight_runtime_env(
-                "w",
-                patterns="*",
-                mode="nsight",
-                extra_options={"env-var": "A=$(x)"},
-            )
 
 
 class TestMerge:

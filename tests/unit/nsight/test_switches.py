@@ -4,16 +4,13 @@ Which options does nsys take?
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from distdebug.errors import NsightError
-from distdebug.nsight.installed import (
-    find_nsys,
-    known_switches,
-    nsys_version,
-    read_switches,
-)
-from distdebug.nsight.options.switches import check_switches, extra_switches
+from distdebug.nsight import check_nsys, nsight_runtime_env
+from distdebug.nsight.installed import known_switches
 
 
 HELP = """
@@ -63,71 +60,51 @@ usage: nsys profile [<args>] [application] [<application args>]
 
 
 @pytest.fixture
-def nsys(tmp_path):
+def nsys(tmp_path, program):
     """
-    A program that tells as nsys does.
+    A program that answers as nsys does.
     """
     (tmp_path / "help").write_text(HELP)
-    program = tmp_path / "nsys"
-    program.write_text(
-        '#!/bin/sh\ncase "$1" in\n'
+    return program(
+        'case "$1" in\n'
         "--version) echo NVIDIA Nsight Systems version 2022.4.2.1-df9881f;;\n"
-        f"profile) cat {tmp_path}/help >&2;;\nesac\n"
+        f"profile) cat {tmp_path}/help >&2;;\nesac"
     )
-    program.chmod(0o755)
-    return str(program)
 
 
-@pytest.fixture(autouse=True)
-def clean_environment(monkeypatch):
+def switches(extra=None, nsys="/nowhere/nsys"):
     """
-    The environment says nothing.
+    Options that nsys gets besides those of every worker.
     """
-    monkeypatch.delenv("NRL_NSYS_EXTRA_OPTIONS", raising=False)
-    monkeypatch.delenv("DISTDEBUG_NSYS_EXTRA_OPTIONS", raising=False)
+
+    def options(**known):
+        env = nsight_runtime_env(
+            "w", patterns="*", mode="nsight", nsys=nsys, **known
+        )
+        return env["nsight"].items()
+
+    usual = options(extra_options={})
+    return dict(options(extra_options=extra) - usual)
 
 
+@pytest.mark.process
 class TestInstalled:
-    def test_help(self):
+    def test_version(self, nsys):
         """
-        Every name in the help is known, and what is said of it.
+        Its version is asked for.
         """
-        got = read_switches(HELP)
+        assert f"2022.4.2.1, {nsys}" in str(check_nsys(nsys=nsys))
 
-        assert {
-            *("c", "capture-range", "capture-range-end", "cudabacktrace"),
-            *("export", "kill", "nvtx-domain-include", "nvtx-domain-exclude"),
-            *("s", "sample", "t", "trace", "y", "delay"),
-        } == set(got)
-        assert "Collection start delay in seconds." == got["y"]
+    def test_hangs(self, program):
+        """
+        One that does not answer in time is not checked against.
+        """
+        # Through the door this takes the ten seconds that a nsys may take.
+        nsys = program("exec sleep 60")
+        began = time.monotonic()
 
-    def test_program(self, nsys):
-        """
-        Its version and its options are asked for.
-        """
-        assert nsys == find_nsys(nsys)
-        assert "2022.4.2.1" == nsys_version(nsys)
-        assert read_switches(HELP) == known_switches(nsys)
-
-    def test_none(self, tmp_path):
-        """
-        Where there is no nsys, nothing is known, and nothing is raised.
-        """
-        path = str(tmp_path / "nsys")
-
-        assert find_nsys(path) is None
-        assert nsys_version(path) is None
-        assert {} == known_switches(path)
-
-    def test_hangs(self, tmp_path):
-        """
-        One that does not answer in time tells nothing.
-        """
-        program = tmp_path / "nsys"
-        program.write_text("#!/bin/sh\nexec sleep 60\n")
-        program.chmod(0o755)
-
-        assert {} == known_switches(str(program), timeout_s=0.2)
+        assert {} == known_switches(nsys, timeout_s=0.2)
+        assert time.monotonic() - began < 30
 
 
 class TestExtra:
@@ -151,18 +128,22 @@ class TestExtra:
         """
         Options are taken as a mapping or as JSON, under one name each.
         """
-        assert expected == extra_switches(given)
+        assert expected == switches(given)
 
     def test_environment(self, monkeypatch):
         """
-        By default the environment names them, ours before theirs.
+        By default the environment names them, ours before theirs; a mistake
+        there names the variable.
         """
         monkeypatch.setenv("NRL_NSYS_EXTRA_OPTIONS", '{"delay": 1}')
-        first = extra_switches()
+        first = switches()
         monkeypatch.setenv("DISTDEBUG_NSYS_EXTRA_OPTIONS", '{"delay": 2}')
-        second = extra_switches()
+        second = switches()
 
         assert ({"y": "1"}, {"y": "2"}) == (first, second)
+        monkeypatch.setenv("DISTDEBUG_NSYS_EXTRA_OPTIONS", "trace=cuda")
+        with pytest.raises(NsightError, match="NSYS_EXTRA_OPTIONS is no"):
+            switches()
 
     @pytest.mark.parametrize(
         ("given", "said"),
@@ -189,77 +170,63 @@ class TestExtra:
         What nsys could never take is refused, also where it is not installed.
         """
         with pytest.raises(NsightError, match=said) as caught:
-            extra_switches(given)
+            switches(given)
 
         assert caught.value.remedy
 
-    def test_error_in_environment(self, monkeypatch):
-        """
-        A mistake in the environment names the variable.
-        """
-        monkeypatch.setenv("NRL_NSYS_EXTRA_OPTIONS", "trace=cuda")
 
-        with pytest.raises(NsightError, match="NRL_NSYS_EXTRA_OPTIONS is no"):
-            extra_switches()
-
-
+@pytest.mark.process
 class TestCheck:
     @pytest.mark.parametrize(
-        ("name", "value"),
+        "switch",
         [
-            ("c", "anything"),
-            ("capture-range-end", "stop"),
-            ("capture-range-end", "repeat"),
-            ("capture-range-end", "repeat:5"),
-            ("capture-range-end", "repeat-shutdown:12"),
-            ("cudabacktrace", "kernel:500,all"),
-            ("export", "sqlite,json"),
-            ("kill", "9"),
-            ("nvtx-domain-include", "mine,yours"),
-            ("sample", "none"),
-            ("t", "cuda,nvtx,cublas-verbose"),
-            ("y", "5"),
+            *("c=anything", "capture-range-end=stop", "export=sqlite,json"),
+            *("capture-range-end=repeat", "capture-range-end=repeat:5"),
+            *("capture-range-end=repeat-shutdown:12", "kill=9", "y=5"),
+            *("cudabacktrace=kernel:500,all", "sample=process-tree"),
+            *("nvtx-domain-include=mine,yours", "nvtx-domain-exclude=mine"),
+            "t=cuda,nvtx,cublas-verbose",
         ],
     )
-    def test_good(self, name, value, nsys):
+    def test_good(self, switch, nsys):
         """
         What the help allows, or leaves open, is taken.
         """
-        check_switches({name: value}, nsys)
+        name, _, value = switch.partition("=")
+
+        assert [value] == list(switches({name: value}, nsys).values())
 
     @pytest.mark.parametrize(
-        ("name", "value", "said"),
+        ("switch", "said", "remedy"),
         [
-            ("traces", "cuda", "no option 'traces'"),
-            ("zzzzz", "1", "no option 'zzzzz'"),
-            ("s", "cpu", "cannot be 'cpu'"),
-            ("capture-range-end", "end", "cannot be 'end'"),
-            ("capture-range-end", "stops", "cannot be 'stops'"),
-            ("cudabacktrace", "kernels:500", "cannot be 'kernels'"),
-            ("t", "cuda,nvlink", "cannot be 'nvlink'"),
-            ("t", "cuda, nvtx", "cannot be 'nvtx'"),
+            ("traces=cuda", "no option 'traces'", "'trace'"),
+            ("capture-rang=none", "no option", "'capture-range'"),
+            ("zzzzz=1", "no option 'zzzzz'", "nsys profile --help"),
+            ("s=cpu", "cannot be 'cpu'", "process-tree"),
+            ("capture-range-end=end", "cannot be 'end'", "stop"),
+            ("capture-range-end=stops", "cannot be 'stops'", "stop"),
+            ("cudabacktrace=kernels:500", "cannot be 'kernels'", "kernel"),
+            ("t=cuda,nvlink", "cannot be 'nvlink'", "nvtx"),
+            ("t=cuda, nvtx", "cannot be 'nvtx'", "nvtx"),
         ],
     )
-    def test_bad(self, name, value, said, nsys):
+    def test_bad(self, switch, said, remedy, nsys):
         """
         What the help does not know is refused, with what may be meant.
         """
+        name, _, value = switch.partition("=")
+
         with pytest.raises(NsightError, match=said) as caught:
-            check_switches({name: value}, nsys)
+            switches({name: value}, nsys)
 
-        assert caught.value.remedy
+        assert remedy in caught.value.remedy
 
-    def test_near(self, nsys):
+    @pytest.mark.parametrize("is_there", [False, True])
+    def test_absent(self, is_there, program):
         """
-        A name that is nearly right is told.
+        Where nsys is not installed, or cannot be started, nothing is checked.
         """
-        with pytest.raises(NsightError) as caught:
-            check_switches({"capture-rang": "none"}, nsys)
+        broken = program("", shell="/no/such/shell")
+        nsys = broken if is_there else f"{broken}-none"
 
-        assert "did you mean 'capture-range'?" == caught.value.remedy
-
-    def test_absent(self, tmp_path):
-        """
-        Where nsys is not installed, nothing is checked.
-        """
-        check_switches({"nonsense": "1"}, str(tmp_path / "nsys"))
+        assert {"nonsense": "1"} == switches({"nonsense": "1"}, nsys)

@@ -14,12 +14,11 @@ from pathlib import Path
 import pytest
 
 from distdebug.processes import read_environ
-from distdebug.processes.proc.elf import find_symbol
-from distdebug.processes.proc.maps import read_maps
 
 
 START = 0x10000
 LINKED = 0x400000
+AT = 0x1800  # where the variable is in its image
 
 
 def hash_of(name):
@@ -143,37 +142,84 @@ def old_table(names, first):
     return struct.pack(f"<II3I{len(chain)}I", 3, len(chain), *buckets, *chain)
 
 
-class TestFindSymbol:
+def write_memory(folder, image, strings):
+    """
+    Write what a process has in memory: a program, and its environment.
+    """
+    table, text = 0x2000, 0x30000
+    at, pointers = text, []
+    for string in strings:
+        pointers.append(at)
+        at += len(string) + 1
+    pointers.append(0)
+    with (folder / "mem").open("wb") as file:
+        file.seek(START)
+        file.write(image(START, 0x1000))
+        file.seek(START + AT)
+        file.write(struct.pack("<Q", START + table))
+        file.seek(START + table)
+        file.write(struct.pack(f"<{len(pointers)}Q", *pointers))
+        file.seek(text)
+        file.write(b"".join(string + b"\0" for string in strings))
+
+
+@pytest.fixture(name="read")
+def _read(fake_proc):
+    """
+    Reads the environment of a process with this image in its memory, in which
+    RANK is 1, and was 9 when it started.
+    """
+
+    def read(image, strings=(b"RANK=1",), path="/lib/libc.so.6"):
+        folder = fake_proc.add(
+            7, "python", environ={"RANK": 9}, exe="/usr/bin/python3"
+        )
+        (folder / "maps").write_text(
+            f"00010000-00012000 r--p 00000000 08:01 5 {path}\n"
+            "00012000-00020000 r--p 00002000 08:01 5 /usr/bin/python3\n"
+            "00020000-00030000 rw-p 00000000 00:00 0\n"
+            "00030000-00031000 rw-p 00000000 00:00 0 [heap]\n"
+        )
+        write_memory(folder, image, strings)
+        return read_environ(7, fake_proc.root)
+
+    return read
+
+
+NOW = {"RANK": "1"}, "memory"
+START_ONLY = {"RANK": "9"}, "environ"
+
+
+class TestImage:
     @pytest.mark.parametrize("kind", ["gnu", "old"])
+    @pytest.mark.parametrize("name", ["environ", "__environ", "_environ"])
     @pytest.mark.parametrize(
         ("linked", "relocated"), [(0, True), (0, False), (LINKED, True)]
     )
-    def test_found(self, kind, linked, relocated):
+    def test_found(self, read, kind, name, linked, relocated):
         """
         A variable is where the image says, wherever it was mapped, with
         either kind of table, and whether the loader changed it or not.
         """
-        symbols = {"a": linked + 1, "environ": linked + 2, "z": linked + 3}
+        symbols = {"a": linked + 1, name: linked + AT, "z": linked + 3}
         image = Image(symbols, linked=linked, kind=kind, relocated=relocated)
 
-        assert START + 2 == find_symbol(image, START, ["environ"])
-        assert START + 3 == find_symbol(image, START, ["none", "z"])
-        assert 0 == find_symbol(image, START, ["none"])
+        assert NOW == read(image)
 
-    @pytest.mark.parametrize("kind", ["gnu", "old"])
-    def test_wanted(self, kind):
+    @pytest.mark.parametrize(
+        ("kind", "symbols"),
+        [
+            ("gnu", {"environ": 0, "other": AT}),  # it wants it from another
+            ("old", {"environ": 0, "other": AT}),
+            ("gnu", {"other": AT}),
+            ("", {"environ": AT}),  # without a table of hashes
+        ],
+    )
+    def test_not_there(self, read, kind, symbols):
         """
-        A variable that the image wants from another is not in it.
+        What the image does not have is not taken from it.
         """
-        image = Image({"environ": 0, "other": 9}, kind=kind)
-
-        assert 0 == find_symbol(image, START, ["environ"])
-
-    def test_no_table(self):
-        """
-        Without a table of hashes nothing is found.
-        """
-        assert 0 == find_symbol(Image({"e": 2}, kind=""), START, ["e"])
+        assert START_ONLY == read(Image(symbols, kind=kind))
 
     @pytest.mark.parametrize(
         "part",
@@ -191,85 +237,40 @@ class TestFindSymbol:
         ],
     )
     @pytest.mark.parametrize("kind", ["gnu", "old"])
-    def test_hostile(self, kind, part):
+    def test_hostile(self, read, kind, part):
         """
         Whatever stands in memory, the search ends, and finds nothing.
         """
-        image = Image({"environ": 2}, kind=kind)
+        image = Image({"other": AT}, kind=kind)
         image.parts |= part
 
-        assert find_symbol(image, START, ["none"]) == 0
+        assert START_ONLY == read(image)
 
     @pytest.mark.parametrize("byte", [b"\0", b"\1", b"\xff"])
-    def test_same_everywhere(self, byte):
+    @pytest.mark.parametrize("tag", [None, 4, 0x6FFFFEF5])
+    def test_same_everywhere(self, read, byte, tag):
         """
         Memory of one value is no image, nor is one that goes on for ever.
         """
-        head = Image({"environ": 2})(START, 0x240)
-
-        assert 0 == find_symbol(lambda _, n: byte * n, START, ["environ"])
-        for kind in (4, 0x6FFFFEF5):
-            entries = [(kind, 1 << 20), (5, 1 << 20), (6, 1 << 20), (0, 0)]
+        parts = {0: byte * (1 << 20)}
+        if tag is not None:
+            head = Image({"environ": AT})(START, 0x200)
+            entries = [(tag, 1 << 18), (5, 1 << 18), (6, 1 << 18), (0, 0)]
             table = b"".join(struct.pack("<qQ", *x) for x in entries)
-            whole = head[:0x200] + table
+            parts[0] = (head + table).ljust(1 << 20, byte)
 
-            def memory(address, size, whole=whole):
-                offset = address - START
-                if 0 <= offset < len(whole):
-                    return whole[offset : offset + size]
-                return byte * size
+        assert START_ONLY == read(lambda *_: parts[0], [])
 
-            assert 0 == find_symbol(memory, START, ["environ"])
-
-    def test_cut(self):
+    def test_cut(self, read):
         """
         A symbol that is not in memory is not found.
         """
-        image = Image({"environ": 2})
+        image = Image({"environ": AT})
 
-        def memory(address, size):
-            return b"" if address >= START + 0x800 else image(address, size)
-
-        assert 0 == find_symbol(memory, START, ["environ"])
-
-
-def write_memory(folder, image, strings):
-    """
-    Write what a process has in memory: a program, and its environment.
-    """
-    table, text = 0x2000, 0x30000
-    at, pointers = text, []
-    for string in strings:
-        pointers.append(at)
-        at += len(string) + 1
-    pointers.append(0)
-    with (folder / "mem").open("wb") as file:
-        file.seek(START)
-        file.write(image(START, 0x1000))
-        file.seek(START + 0x1800)
-        file.write(struct.pack("<Q", START + table))
-        file.seek(START + table)
-        file.write(struct.pack(f"<{len(pointers)}Q", *pointers))
-        file.seek(text)
-        file.write(b"".join(string + b"\0" for string in strings))
+        assert START_ONLY == read(lambda at, _: image(at, 0x800))
 
 
 class TestReadEnviron:
-    def add(self, fake_proc, path="/lib/libc.so.6", environ="", symbols=None):
-        """
-        Add a process with an image in memory.
-        """
-        folder = fake_proc.add(7, "python", environ={}, exe="/usr/bin/python3")
-        (folder / "environ").write_text(environ)
-        (folder / "maps").write_text(
-            f"00010000-00012000 r--p 00000000 08:01 5 {path}\n"
-            "00012000-00020000 r--p 00002000 08:01 5 /usr/bin/python3\n"
-            "00020000-00030000 rw-p 00000000 00:00 0\n"
-            "00030000-00031000 rw-p 00000000 00:00 0 [heap]\n"
-        )
-        image = Image({"environ": 0x1800} if symbols is None else symbols)
-        return folder, image
-
     @pytest.mark.parametrize(
         "path",
         [
@@ -280,49 +281,35 @@ class TestReadEnviron:
             "/usr/bin/python3",
         ],
     )
-    def test_memory(self, fake_proc, path):
+    def test_memory(self, read, path):
         """
         The environment is that which the C library, or the program that took
         the variable over, has in memory.
         """
-        folder, image = self.add(fake_proc, path, environ="RANK=9\0")
-        write_memory(folder, image, [b"RANK=1", b"A=b=c", b"no", b"=x", b"E="])
+        strings = [b"RANK=1", b"A=b=c", b"no", b"=x", b"E="]
 
-        assert ({"RANK": "1", "A": "b=c", "E": ""}, "memory") == read_environ(
-            7, fake_proc.root
-        )
+        found = read(Image({"environ": AT}), strings, path)
+
+        assert ({"RANK": "1", "A": "b=c", "E": ""}, "memory") == found
 
     @pytest.mark.parametrize(
         "path", ["/lib/libcrypto.so.3", "/x/libc.so.6.py", "/lib/libc.so.7"]
     )
-    def test_other_library(self, fake_proc, path):
+    def test_other_library(self, read, path):
         """
         Where no C library is known, the environment is that of the start.
         """
-        folder, image = self.add(fake_proc, path, environ="RANK=9\0")
-        write_memory(folder, image, [b"RANK=1"])
+        assert START_ONLY == read(Image({"environ": AT}), path=path)
 
-        assert ({"RANK": "9"}, "environ") == read_environ(7, fake_proc.root)
-
-    def test_not_there(self, fake_proc):
-        """
-        So it is where the image does not have the variable.
-        """
-        folder, image = self.add(fake_proc, environ="A=1\0", symbols={"x": 1})
-        write_memory(folder, image, [b"RANK=1"])
-
-        assert ({"A": "1"}, "environ") == read_environ(7, fake_proc.root)
-
-    def test_empty(self, fake_proc):
+    def test_empty(self, read, fake_proc):
         """
         So it is where there is nothing in memory, or no memory at all.
         """
-        folder, image = self.add(fake_proc, environ="A=1\0")
-        first = read_environ(7, fake_proc.root)
-        write_memory(folder, image, [])
+        first = read(Image({"environ": AT}), [])
+        (fake_proc.folder(7) / "mem").unlink()
 
-        assert ({"A": "1"}, "environ") == first
-        assert ({"A": "1"}, "environ") == read_environ(7, fake_proc.root)
+        assert START_ONLY == first
+        assert START_ONLY == read_environ(7, fake_proc.root)
 
     def test_denied(self, fake_proc):
         """
@@ -333,28 +320,25 @@ class TestReadEnviron:
         assert ({}, "") == read_environ(7, fake_proc.root)
         assert ({}, "") == read_environ(8, fake_proc.root)
 
-    def test_long(self, fake_proc):
+    def test_long(self, read):
         """
         Neither long values nor many of them make the answer endless.
         """
-        folder, image = self.add(fake_proc)
         many = [b"A%d=" % n + b"x" * 10_000 for n in range(5000)]
-        write_memory(folder, image, [b"L=" + b"x" * 10**6, *many])
 
-        variables, source = read_environ(7, fake_proc.root)
+        variables, source = read(
+            Image({"environ": AT}), [b"L=" + b"x" * 10**6, *many]
+        )
 
         assert "memory" == source
         assert len(variables["L"]) < 40_000
         assert sum(map(len, variables.values())) < 1_200_000
 
-    def test_damage(self, fake_proc):
+    def test_damage(self, read):
         """
         Bytes that are no text do no harm.
         """
-        folder, image = self.add(fake_proc)
-        write_memory(folder, image, [b"A=\xff\xfe", b"\xff=1"])
-
-        variables, _ = read_environ(7, fake_proc.root)
+        variables, _ = read(Image({"environ": AT}), [b"A=\xff\xfe", b"\xff=1"])
 
         assert {b"\xff", b"A"} == {os.fsencode(name) for name in variables}
 
@@ -371,6 +355,7 @@ class TestReal:
         assert "memory" == source
         assert "a=b" == variables["DISTDEBUG_TEST"]
 
+    @pytest.mark.process
     def test_changed(self):
         """
         Of another process the environment is as it is now, also when it was
@@ -394,20 +379,3 @@ class TestReal:
         assert ("3", "memory") == (variables["RANK"], source)
         assert "GONE" not in variables
         assert b"RANK=1" in start.split(b"\0")
-
-    def test_maps(self):
-        """
-        Two images are found in an interpreter, and no torch in one that did
-        not import it.
-        """
-        with subprocess.Popen(
-            [sys.executable, "-S", "-c", "print(flush=True); input()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        ) as process:
-            process.stdout.readline()
-            maps = read_maps(process.pid)
-            process.kill()
-
-        assert 1 <= len(maps.images) <= 2
-        assert not maps.has_torch

@@ -33,7 +33,7 @@ def workers(*ranks, parent=1, start=0, count=None, **fields):
 
 def titled(*ranks, parent=1, dims=("tp",)):
     """
-    Workers that tell their place by their title.
+    Workers that show their place by their title.
     """
     return [
         Worker(
@@ -96,8 +96,8 @@ class TestTorchrun:
 
     def test_own(self, monkeypatch):
         """
-        The rank that asks, or that started who asks, is not missing; that of
-        another job may be.
+        The rank that asks, or that started the one that asks, is not missing;
+        that of another job may be.
         """
         monkeypatch.setenv("RANK", "1")
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "mine")
@@ -171,6 +171,6 @@ class TestTitles:
 
     def test_dimensions(self):
         """
-        With more dimensions, no number can be told.
+        With more dimensions, no number can be known.
         """
         assert () == missing_ranks(titled(0, 2, dims=("pp", "tp")))

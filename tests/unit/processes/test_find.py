@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import threading
 
 from pathlib import Path
 
@@ -13,34 +14,35 @@ import psutil
 import pytest
 
 from distdebug.errors import PatternError
-from distdebug.processes import find_workers
-from distdebug.processes.roles import survey
-from distdebug.processes.roles.evidence import read_evidence
-from distdebug.processes.worker import worker_of
+from distdebug.processes import find_workers, workers_of
 
 
 PY = "/venv/bin/python"
-SPAWN = (
-    PY,
-    "-c",
-    "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=5)",
-    "--multiprocessing-fork",
-)
-TRACKER = (
-    PY,
-    "-c",
-    "from multiprocessing.resource_tracker import main;main(3)",
-)
-FORK_SERVER = (
-    PY,
-    "-c",
-    "from multiprocessing.forkserver import main; main(3)",
-)
-TORCH = "libtorch_cpu.so"
+MPI = "OMPI_COMM_WORLD"
+MP = "from multiprocessing"
+LINES = {
+    "SPAWN": (
+        PY,
+        *("-c", f"{MP}.spawn import spawn_main; spawn_main(tracker_fd=5)"),
+        "--multiprocessing-fork",
+    ),
+    "TRACKER": (PY, "-c", f"{MP}.resource_tracker import main;main(3)"),
+    "FORK_SERVER": (PY, "-c", f"{MP}.forkserver import main; main(3)"),
+    "COMPILER": (
+        PY,
+        "/lib/torch/_inductor/compile_worker/__main__.py",
+        "--pickler=torch._inductor.x",
+    ),
+}
+BOTH = [
+    "20 multiprocessing rank -",
+    "21 multiprocessing rank -",
+    "10 multiprocessing launcher -",
+]
 GLOO = ["gloo_tcp_loop", "pt_gloo_runloop"]
 
 
-def ranks_env(rank, size, **other):
+def rank_of(rank, size):
     """
     What torchrun sets, and what its ranks inherit.
     """
@@ -51,48 +53,83 @@ def ranks_env(rank, size, **other):
         "LOCAL_WORLD_SIZE": size,
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": 29500,
-        **other,
     }
 
 
-def found(fake_proc, *patterns, **options):
+def add(fake_proc, scene):
     """
-    What each worker is, by its number.
+    Add processes, one a line: number, parent, command line, and behind a bar
+    what is known of them: variables, ``rank:1/2``, ``torch``, ``gloo`` (its
+    threads), ``hidden`` (its environment), or what :class:`FakeProc` takes.
     """
-    workers = find_workers(patterns, root=fake_proc.root, **options)
-    return {w.pid: (w.framework, w.role, w.rank) for w in workers}
+    for line in filter(None, map(str.strip, scene.splitlines())):
+        shown, _, facts = line.partition("|")
+        pid, parent, *words = shown.split()
+        options = {"environ": {}, "parent": int(parent)}
+        for fact in facts.split():
+            key, _, value = fact.partition(":")
+            variable, sign, text = fact.partition("=")
+            if key == "rank":
+                options["environ"] |= rank_of(*value.split("/"))
+            elif fact == "torch":
+                options["maps"] = "libtorch_cpu.so"
+            elif fact == "gloo":
+                options["threads"] = GLOO
+            elif fact == "hidden":
+                options["environ"] = None
+            elif sign:
+                options["environ"][variable] = text
+            else:
+                options[key] = int(value) if key == "start" else value
+        known = LINES.get(words[0]) if words else None
+        arguments = known or [PY if w == "python" else w for w in words]
+        fake_proc.add(int(pid), *arguments, **options)
 
 
-def by_pid(fake_proc, pid):
+def text_of(worker):
     """
-    The worker of this number.
+    What a worker is, in a line.
     """
-    return next(w for w in find_workers(root=fake_proc.root) if w.pid == pid)
+    rank = "-" if worker.rank is None else worker.rank
+    return f"{worker.pid} {worker.framework} {worker.role} {rank}"
 
 
-class TestSglang:
-    def test_titles(self, fake_proc):
-        """
-        Schedulers are ranks, and the rest serves requests.
-        """
-        fake_proc.add(10, PY, "-m", "sglang.launch_server", "--tp", "2")
-        for n, title in enumerate(
-            [
-                "sglang::scheduler_TP1",
-                "sglang::scheduler_TP0",
-                "sglang::detokenizer",
-                "sglang::data_parallel_controller",
-            ]
-        ):
-            fake_proc.add(20 + n, title, parent=10, environ={}, maps=TORCH)
+@pytest.fixture
+def found(fake_proc):
+    """
+    Gives a line for each worker of a scene.
+    """
 
-        got = found(fake_proc)
+    def give(scene="", *patterns, **options):
+        add(fake_proc, scene)
+        workers = find_workers(patterns, root=fake_proc.root, **options)
+        return [text_of(worker) for worker in workers]
 
-        assert [21, 20, 10, 22, 23] == list(got)
-        assert ("sglang", "rank", 1) == got[20]
-        assert ("sglang", "rank", 0) == got[21]
-        assert {("sglang", "server", None)} == {got[n] for n in (10, 22, 23)}
+    return give
 
+
+def pids(lines):
+    """
+    The numbers of workers.
+    """
+    return [int(line.split()[0]) for line in lines]
+
+
+@pytest.fixture
+def one(fake_proc):
+    """
+    Gives one worker of a scene.
+    """
+
+    def give(pid, scene=""):
+        add(fake_proc, scene)
+        workers = find_workers(root=fake_proc.root)
+        return next(w for w in workers if w.pid == pid)
+
+    return give
+
+
+class TestServers:
     @pytest.mark.parametrize(
         "title",
         [
@@ -109,58 +146,35 @@ class TestSglang:
             "ray::RayTrainWorker.execute",
         ],
     )
-    def test_ranks(self, fake_proc, title):
+    def test_ranks(self, one, title):
         """
-        Those who run the model are ranks, in any spelling.
+        Processes that run the model are ranks, in any spelling.
         """
-        fake_proc.add(20, title, exe=PY, environ={})
+        worker = one(20, f"20 1 {title} | exe:{PY}")
 
-        (worker,) = find_workers(root=fake_proc.root)
+        assert ("rank", title) == (worker.role, worker.title)
 
-        assert "rank" == worker.role
-        assert title == worker.title
-
-    def test_inherited_rank(self, fake_proc):
+    def test_inherited_rank(self, one):
         """
         The rank is that of the title, whatever Slurm calls the node.
         """
-        node = {"SLURM_PROCID": 1, "SLURM_NTASKS": 2, "SLURM_JOB_ID": 9}
-        fake_proc.add(10, PY, "-m", "sglang.launch_server", environ=node)
-        for n in (0, 1):
-            fake_proc.add(
-                20 + n,
-                f"sglang::scheduler_TP{n}_PP1",
-                parent=10,
-                environ=node,
-                maps=TORCH,
-            )
-
-        worker = by_pid(fake_proc, 21)
+        node = "SLURM_PROCID=1 SLURM_NTASKS=2 SLURM_JOB_ID=9"
+        worker = one(
+            21,
+            f"""
+            10 1 python -m sglang.launch_server | {node}
+            20 10 sglang::scheduler_TP0_PP1 | torch {node}
+            21 10 sglang::scheduler_TP1_PP1 | torch {node}
+            """,
+        )
 
         assert worker.rank is None
         assert (("tp", 1), ("pp", 1)) == worker.coordinates
         assert ("title", "9") == (worker.source, worker.job)
 
-    def test_fallback(self, fake_proc):
+    def test_wrappers(self, fake_proc, found):
         """
-        Without titles, the server is known by its command line, and its
-        workers by torch.
-        """
-        fake_proc.add(10, PY, "-m", "dynamo.sglang", "--tp", "2", environ={})
-        fake_proc.add(20, *SPAWN, parent=10, environ={}, maps=TORCH)
-        fake_proc.add(21, *SPAWN, parent=10, environ={})
-        fake_proc.add(22, *TRACKER, parent=10, environ={})
-        fake_proc.add(23, "nvidia-smi", parent=10)
-
-        assert {
-            10: ("sglang", "server", None),
-            20: ("sglang", "rank", None),
-            21: ("sglang", "child", None),
-        } == found(fake_proc)
-
-    def test_wrappers(self, fake_proc):
-        """
-        Whoever has the command line of a worker in his own is none.
+        A process that has the command line of a worker in its own is none.
         """
         command = "python3 -m sglang.launch_server --tp 2"
         for n, line in enumerate(
@@ -180,156 +194,119 @@ class TestSglang:
         ):
             fake_proc.add(100 + n, *line, exe="/usr/bin/x", environ={})
 
-        assert {} == found(fake_proc)
-        assert {} == found(fake_proc, "sglang")
-        assert {110: ("pattern", "rank", None)} == found(fake_proc, "^pgrep")
+        assert [] == found()
+        assert [] == found("", "sglang")
+        assert ["110 pattern rank -"] == found("", "^pgrep")
 
-
-class TestVllm:
-    def test_titles(self, fake_proc):
+    def test_vllm(self, found, one):
         """
         An engine is a server if it has workers.
         """
-        fake_proc.add(10, "/venv/bin/vllm", "serve", "m", exe=PY, environ={})
-        fake_proc.add(11, "VLLM::APIServer_0", parent=10, environ={})
-        fake_proc.add(12, "VLLM::EngineCore_DP1", parent=10, environ={})
-        fake_proc.add(13, "VLLM::DPCoordinator", parent=10, environ={})
-        fake_proc.add(20, "VLLM::Worker_TP0", parent=12, environ={})
-        fake_proc.add(21, "VLLM::Worker_TP1", parent=12, environ={})
+        assert [
+            "20 vllm rank 0",
+            "21 vllm rank 1",
+            "11 vllm server -",
+            "13 vllm server -",
+            "12 vllm server -",
+        ] == found(
+            f"""
+            10 1 /venv/bin/vllm serve m | exe:{PY}
+            11 10 VLLM::APIServer_0
+            12 10 VLLM::EngineCore_DP1
+            13 10 VLLM::DPCoordinator
+            20 12 VLLM::Worker_TP0
+            21 12 VLLM::Worker_TP1
+            """
+        )
+        assert (("dp", 1),) == one(12).coordinates
 
-        got = found(fake_proc)
-
-        assert [20, 21] == [p for p, x in got.items() if x[1] == "rank"]
-        assert {("vllm", "server", None)} == {got[n] for n in (11, 12, 13)}
-        assert (("dp", 1),) == by_pid(fake_proc, 12).coordinates
-
-    def test_engine(self, fake_proc):
+    def test_engine(self, found):
         """
         Without workers it runs the model itself.
         """
-        fake_proc.add(12, "VLLM::EngineCore", environ={})
-        fake_proc.add(13, "VLLM::EngineCore", parent=12, environ={})
+        scene = "12 1 VLLM::EngineCore\n13 12 VLLM::EngineCore"
 
-        assert ("vllm", "rank", None) == found(fake_proc)[12]
+        assert "12 vllm rank -" in found(scene)
 
-
-class TestRay:
-    def test_workers(self, fake_proc):
+    def test_ray(self, found):
         """
         Actors are ranks, also idle workers are shown, and Ray's own daemons
         are not.
         """
-        fake_proc.add(10, "/ray/raylet/raylet", "--x", exe="/ray/raylet")
-        fake_proc.add(11, "/ray/gcs/gcs_server", exe="/ray/gcs_server")
-        fake_proc.add(
-            12, PY, "/ray/dashboard/dashboard.py", exe=PY, environ={}
+        node = "SLURM_PROCID=3 SLURM_NTASKS=4"
+
+        assert [
+            "21 ray rank 1",
+            "22 ray rank -",
+            "20 ray server -",
+            "23 ray server -",
+        ] == found(
+            f"""
+            10 1 /ray/raylet/raylet --x | hidden exe:/ray/raylet
+            11 1 /ray/gcs/gcs_server | hidden exe:/ray/gcs_server
+            12 1 python /ray/dashboard/dashboard.py | exe:{PY}
+            20 10 ray::IDLE | {node}
+            21 10 ray::TrainWorker | rank:1/2 {node}
+            22 10 ray::Actor.run | {node}
+            23 10 ray::ServeController | {node}
+            """
         )
-        node = {"SLURM_PROCID": 3, "SLURM_NTASKS": 4}
-        env = ranks_env(1, 2) | node
-        fake_proc.add(20, "ray::IDLE", parent=10, environ=node)
-        fake_proc.add(21, "ray::TrainWorker", parent=10, environ=env)
-        fake_proc.add(22, "ray::Actor.run", parent=10, environ=node)
-        fake_proc.add(23, "ray::ServeController", parent=10, environ=node)
-
-        assert {
-            21: ("ray", "rank", 1),
-            22: ("ray", "rank", None),
-            20: ("ray", "server", None),
-            23: ("ray", "server", None),
-        } == found(fake_proc)
-
-    def test_data_loader(self, fake_proc):
-        """
-        A forked child has the title of its parent, and is no rank.
-        """
-        title = "ray::RayTrainWorker"
-        fake_proc.add(20, title, environ=ranks_env(0, 1), maps=TORCH)
-        fake_proc.add(
-            21,
-            title,
-            parent=20,
-            name="pt_data_worker",
-            environ=ranks_env(0, 1),
-            maps=TORCH,
-        )
-        fake_proc.add(22, title, parent=20, environ={}, maps=TORCH)
-
-        got = found(fake_proc)
-
-        assert ("ray", "rank", 0) == got[20]
-        assert ("ray", "dataloader", None) == got[21] == got[22]
-
-
-LAUNCHERS = [
-    ((PY, "/venv/bin/torchrun", "--nproc-per-node", "2", "t.py"), "torchrun"),
-    ((PY, "-m", "torch.distributed.run", "t.py"), "torchrun"),
-    ((PY, "-m", "torch.distributed.launch", "t.py"), "torchrun"),
-    ((PY, "/lib/torch/distributed/run.py", "t.py"), "torchrun"),
-    ((PY, "/venv/bin/accelerate", "launch", "t.py"), "accelerate"),
-    ((PY, "-m", "accelerate.commands.launch", "t.py"), "accelerate"),
-    ((PY, "/venv/bin/deepspeed", "t.py"), "deepspeed"),
-    ((PY, "-m", "deepspeed.launcher.launch", "t.py"), "deepspeed"),
-]
 
 
 class TestLaunchers:
-    @pytest.mark.parametrize(("line", "framework"), LAUNCHERS)
-    def test_children(self, fake_proc, line, framework):
+    @pytest.mark.parametrize(
+        ("line", "framework"),
+        [
+            ("/venv/bin/torchrun --nproc-per-node 2 t.py", "torchrun"),
+            ("-m torch.distributed.run t.py", "torchrun"),
+            ("-m torch.distributed.launch t.py", "torchrun"),
+            ("/lib/torch/distributed/run.py t.py", "torchrun"),
+            ("/venv/bin/accelerate launch t.py", "accelerate"),
+            ("-m accelerate.commands.launch t.py", "accelerate"),
+            ("/venv/bin/deepspeed t.py", "deepspeed"),
+            ("-m deepspeed.launcher.launch t.py", "deepspeed"),
+        ],
+    )
+    def test_children(self, found, line, framework):
         """
         Children of a launcher are ranks; those of ranks are not.
         """
-        env = ranks_env(1, 2)
-        fake_proc.add(10, *line, environ={})
-        fake_proc.add(20, PY, "-u", "t.py", parent=10, environ=env, maps=TORCH)
-        fake_proc.add(
-            30,
-            PY,
-            "-u",
-            "t.py",
-            parent=20,
-            name="pt_data_worker",
-            environ=env,
-            maps=TORCH,
+        assert [
+            f"20 {framework} rank 1",
+            f"10 {framework} launcher -",
+            f"30 {framework} dataloader -",
+            f"31 {framework} dataloader -",
+            f"32 {framework} compile -",
+            f"33 {framework} compile -",
+            f"34 {framework} child -",
+            f"35 {framework} child -",
+        ] == found(
+            f"""
+            10 1 python {line}
+            20 10 python -u t.py | rank:1/2 torch
+            30 20 python -u t.py | rank:1/2 torch name:pt_data_worker
+            31 20 SPAWN | rank:1/2 torch
+            32 20 COMPILER | rank:1/2
+            33 32 python x | rank:1/2 torch
+            34 20 python tool.py | rank:1/2
+            35 20 git status | hidden exe:/usr/bin/git
+            36 20 TRACKER | rank:1/2
+            37 33 ninja | hidden exe:/usr/bin/ninja
+            """
         )
-        fake_proc.add(31, *SPAWN, parent=20, environ=env, maps=TORCH)
-        fake_proc.add(
-            32,
-            PY,
-            "/lib/torch/_inductor/compile_worker/__main__.py",
-            "--pickler=torch._inductor.x",
-            parent=20,
-            environ=env,
-        )
-        fake_proc.add(33, PY, "x", parent=32, environ=env, maps=TORCH)
-        fake_proc.add(34, PY, "tool.py", parent=20, environ=env)
-        fake_proc.add(35, "git", "status", parent=20, exe="/usr/bin/git")
-        fake_proc.add(36, *TRACKER, parent=20, environ=env)
-        fake_proc.add(37, "ninja", parent=33, exe="/usr/bin/ninja")
+        assert [20, 10] == pids(found("", include_children=False))
 
-        got = found(fake_proc)
-        ranks = found(fake_proc, include_children=False)
-
-        assert {
-            20: (framework, "rank", 1),
-            10: (framework, "launcher", None),
-            30: (framework, "dataloader", None),
-            31: (framework, "dataloader", None),
-            32: (framework, "compile", None),
-            33: (framework, "compile", None),
-            34: (framework, "child", None),
-            35: (framework, "child", None),
-        } == got
-        assert {10, 20} == ranks.keys()
-
-    def test_fields(self, fake_proc):
+    def test_fields(self, one):
         """
         A rank knows its place, and where that was learned.
         """
-        fake_proc.add(10, PY, "/venv/bin/torchrun", "t.py", environ={})
-        env = ranks_env(1, 2, TORCHELASTIC_RUN_ID="run")
-        fake_proc.add(20, PY, "t.py", parent=10, environ=env, start=77)
-
-        worker = by_pid(fake_proc, 20)
+        worker = one(
+            20,
+            """
+            10 1 python /venv/bin/torchrun t.py
+            20 10 python t.py | rank:1/2 TORCHELASTIC_RUN_ID=run start:77
+            """,
+        )
 
         assert (1, 2, 1, 2) == (
             worker.rank,
@@ -347,91 +324,190 @@ class TestLaunchers:
             worker.uid,
         )
 
-    def test_wrapped(self, fake_proc):
+    @pytest.mark.parametrize(
+        ("scene", "expected"),
+        [
+            # Shells between a launcher and its ranks do not matter, and are
+            # none.
+            (
+                """
+                10 1 python /venv/bin/torchrun run.sh
+                15 10 bash run.sh
+                16 15 numactl python t.py
+                20 16 python t.py | rank:0/1
+                """,
+                ["20 torchrun rank 0", "10 torchrun launcher -"],
+            ),
+            # A container's variables of the node do not make its launcher a
+            # rank, nor what else runs in it.
+            (
+                """
+                5 1 python start.py | rank:1/2
+                10 5 python /venv/bin/torchrun | rank:1/2
+                20 10 python t.py | rank:4/8 torch
+                30 1 python -m ipykernel_launcher | rank:1/2
+                """,
+                [
+                    "20 torchrun rank 4",
+                    "5 torch launcher -",
+                    "10 torchrun launcher -",
+                ],
+            ),
+            # Of two with the same rank, the one with torch is meant.
+            (
+                """
+                10 1 python metrics.py | rank:0/2
+                20 1 python t.py | rank:0/2 torch
+                """,
+                ["20 torch rank 0"],
+            ),
+            # A program that calls torch's launcher is known by its first
+            # thread, or by the ranks that come from it.
+            (
+                """
+                10 1 python go.py | name:pt_elastic
+                20 10 python t.py | rank:0/1
+                """,
+                ["20 torchrun rank 0", "10 torchrun launcher -"],
+            ),
+            (
+                """
+                10 1 python go.py
+                20 10 python t.py | rank:0/1 TORCHELASTIC_RUN_ID=r
+                """,
+                ["20 torchrun rank 0", "10 torchrun launcher -"],
+            ),
+            # A rank that died is shown as long as nobody asked why.
+            (
+                """
+                10 1 python /venv/bin/torchrun t.py
+                20 10 | hidden name:python state:Z
+                21 2 | hidden name:kworker/0:1 state:I
+                22 1 | hidden name:sglang::schedul state:Z
+                23 1 | hidden name:sh state:Z
+                """,
+                [
+                    "20 torchrun rank -",
+                    "22 sglang rank -",
+                    "10 torchrun launcher -",
+                ],
+            ),
+            # A program that a rank started is not a second one.
+            (
+                """
+                20 1 python t.py | rank:0/1
+                21 20 sh -c x | rank:0/1 exe:/sh
+                22 21 python x.py | rank:0/1
+                """,
+                ["20 torch rank 0", "21 torch child -", "22 torch child -"],
+            ),
+            # Schedulers are ranks, and the rest serves requests.
+            (
+                """
+                10 1 python -m sglang.launch_server --tp 2
+                20 10 sglang::scheduler_TP1 | torch
+                21 10 sglang::scheduler_TP0 | torch
+                22 10 sglang::detokenizer | torch
+                23 10 sglang::data_parallel_controller | torch
+                """,
+                [
+                    "21 sglang rank 0",
+                    "20 sglang rank 1",
+                    "10 sglang server -",
+                    "22 sglang server -",
+                    "23 sglang server -",
+                ],
+            ),
+            # Without titles, the server is known by its command line, and
+            # its workers by torch.
+            (
+                """
+                10 1 python -m dynamo.sglang --tp 2
+                20 10 SPAWN | torch
+                21 10 SPAWN
+                22 10 TRACKER
+                23 10 nvidia-smi | hidden
+                """,
+                [
+                    "20 sglang rank -",
+                    "10 sglang server -",
+                    "21 sglang child -",
+                ],
+            ),
+            # A forked child has the title of its parent, and is no rank.
+            (
+                """
+                20 1 ray::RayTrainWorker | rank:0/1 torch
+                21 20 ray::RayTrainWorker | rank:0/1 torch name:pt_data_worker
+                22 20 ray::RayTrainWorker | torch
+                """,
+                [
+                    "20 ray rank 0",
+                    "21 ray dataloader -",
+                    "22 ray dataloader -",
+                ],
+            ),
+            # Ranks that were told so at run time are known by number.
+            (
+                """
+                10 1 python t.py
+                20 10 SPAWN | rank:0/2
+                21 10 SPAWN | rank:1/2
+                """,
+                [
+                    "20 multiprocessing rank 0",
+                    "21 multiprocessing rank 1",
+                    "10 multiprocessing launcher -",
+                ],
+            ),
+            # What a fork server starts belongs to what started the server.
+            (
+                """
+                10 1 python t.py | torch
+                11 10 FORK_SERVER
+                20 11 FORK_SERVER | torch gloo
+                21 11 FORK_SERVER | torch gloo
+                """,
+                BOTH,
+            ),
+            # A child that has peers of its own is neither a rank nor a
+            # reader.
+            (
+                """
+                20 1 python t.py | rank:0/2 torch gloo
+                30 20 SPAWN | rank:0/2 torch gloo
+                """,
+                ["20 torch rank 0", "30 torch child -"],
+            ),
+        ],
+        ids=[
+            *("wrapped", "pod", "twins", "first thread", "by its ranks"),
+            *("zombie", "inherited"),
+            *("sglang", "fallback", "data loader"),
+            *("own rank", "fork server", "checkpoint"),
+        ],
+    )
+    def test_scenes(self, found, scene, expected):
         """
-        Shells between a launcher and its ranks do not matter, and are none.
+        What the parents of a process are shows what it is.
         """
-        fake_proc.add(10, PY, "/venv/bin/torchrun", "run.sh", environ={})
-        fake_proc.add(15, "bash", "run.sh", parent=10, environ={})
-        fake_proc.add(16, "numactl", PY, "t.py", parent=15, environ={})
-        fake_proc.add(20, PY, "t.py", parent=16, environ=ranks_env(0, 1))
+        assert expected == found(scene)
 
-        assert {10, 20} == found(fake_proc).keys()
-
-    def test_pod(self, fake_proc):
+    def test_unreadable(self, one):
         """
-        A container's variables of the node do not make its launcher a rank,
-        nor what else runs in it.
-        """
-        pod = ranks_env(1, 2)
-        fake_proc.add(5, PY, "start.py", environ=pod)
-        fake_proc.add(10, PY, "/venv/bin/torchrun", parent=5, environ=pod)
-        own = ranks_env(4, 8)
-        fake_proc.add(20, PY, "t.py", parent=10, environ=own, maps=TORCH)
-        fake_proc.add(30, PY, "-m", "ipykernel_launcher", environ=pod)
-
-        assert {
-            20: ("torchrun", "rank", 4),
-            5: ("torch", "launcher", None),
-            10: ("torchrun", "launcher", None),
-        } == found(fake_proc)
-
-    def test_twins(self, fake_proc):
-        """
-        Of two with the same rank, the one with torch is meant.
-        """
-        pod = ranks_env(0, 2)
-        fake_proc.add(10, PY, "metrics.py", environ=pod)
-        fake_proc.add(20, PY, "t.py", environ=pod, maps=TORCH)
-
-        assert {20: ("torch", "rank", 0)} == found(fake_proc)
-
-    @pytest.mark.parametrize("has_own", [True, False])
-    def test_other_program(self, fake_proc, has_own):
-        """
-        A program that calls torch's launcher is known by its first thread, or
-        by the ranks that come from it.
-        """
-        fake_proc.add(
-            10, PY, "go.py", name="go" if has_own else "pt_elastic", environ={}
-        )
-        env = ranks_env(0, 1) | (
-            {"TORCHELASTIC_RUN_ID": "r"} if has_own else {}
-        )
-        fake_proc.add(20, PY, "t.py", parent=10, environ=env)
-
-        assert {
-            20: ("torchrun", "rank", 0),
-            10: ("torchrun", "launcher", None),
-        } == found(fake_proc)
-
-    def test_zombie(self, fake_proc):
-        """
-        A rank that died is shown as long as nobody asked why.
-        """
-        fake_proc.add(10, PY, "/venv/bin/torchrun", "t.py", environ={})
-        fake_proc.add(20, parent=10, name="python", state="Z")
-        fake_proc.add(21, parent=2, name="kworker/0:1", state="I")
-        fake_proc.add(22, parent=1, name="sglang::schedul", state="Z")
-        fake_proc.add(23, parent=1, name="sh", state="Z")
-
-        assert {
-            20: ("torchrun", "rank", None),
-            22: ("sglang", "rank", None),
-            10: ("torchrun", "launcher", None),
-        } == found(fake_proc)
-
-    def test_unreadable(self, fake_proc):
-        """
-        Where nobody may read the environment, the rank may be in the command
+        Where the environment may not be read, the rank may be in the command
         line, and is unknown otherwise.
         """
-        fake_proc.add(10, PY, "/venv/bin/torchrun", "t.py")
-        fake_proc.add(20, PY, "t.py", "--local-rank=3", parent=10)
-        fake_proc.add(21, PY, "t.py", parent=10)
+        worker = one(
+            20,
+            """
+            10 1 python /venv/bin/torchrun t.py | hidden
+            20 10 python t.py --local-rank=3 | hidden
+            21 10 python t.py | hidden
+            """,
+        )
 
-        worker, other = (by_pid(fake_proc, pid) for pid in (20, 21))
-
+        other = one(21)
         assert (None, 3, "command line") == (
             worker.rank,
             worker.local_rank,
@@ -444,409 +520,302 @@ class TestEnvironment:
     @pytest.mark.parametrize(
         ("line", "env", "expected"),
         [
-            ("t.py", {"RANK": 1, "WORLD_SIZE": 2}, ("torch", "rank", 1)),
-            ("t.py", {"RANK": 0, "WORLD_SIZE": 1}, ("torch", "rank", 0)),
+            ("t.py", "RANK=1 WORLD_SIZE=2", "torch rank 1"),
+            ("t.py", "RANK=0 WORLD_SIZE=1", "torch rank 0"),
+            ("/x/pretrain_gpt.py", "RANK=1 WORLD_SIZE=2", "megatron rank 1"),
+            ("t.py", "SLURM_PROCID=1 SLURM_NTASKS=2", "slurm rank 1"),
             (
-                "/x/pretrain_gpt.py",
-                {"RANK": 1, "WORLD_SIZE": 2},
-                ("megatron", "rank", 1),
+                "t.py",
+                "RANK=1 WORLD_SIZE=2 SLURM_PROCID=1",
+                "slurm rank 1",
             ),
             (
                 "t.py",
-                {"SLURM_PROCID": 1, "SLURM_NTASKS": 2},
-                ("slurm", "rank", 1),
+                f"{MPI}_RANK=1 {MPI}_SIZE=2",
+                "mpi rank 1",
             ),
             (
                 "t.py",
-                {"RANK": 1, "WORLD_SIZE": 2, "SLURM_PROCID": 1},
-                ("slurm", "rank", 1),
-            ),
-            (
-                "t.py",
-                {"OMPI_COMM_WORLD_RANK": 1, "OMPI_COMM_WORLD_SIZE": 2},
-                ("mpi", "rank", 1),
-            ),
-            (
-                "t.py",
-                {"RANK": 1, "WORLD_SIZE": 2, "TORCHELASTIC_RUN_ID": "x"},
-                ("torchrun", "rank", 1),
+                "RANK=1 WORLD_SIZE=2 TORCHELASTIC_RUN_ID=x",
+                "torchrun rank 1",
             ),
         ],
     )
-    def test_ranks(self, fake_proc, line, env, expected):
+    def test_ranks(self, found, line, env, expected):
         """
         A program in Python with a rank of its own is one.
         """
-        fake_proc.add(20, PY, line, environ=env)
-        fake_proc.add(21, "bash", line, environ=env, exe="/bin/bash")
+        scene = f"20 1 python {line} | {env}\n21 1 bash {line} | {env}"
 
-        assert {20: expected} == found(fake_proc)
+        assert [f"20 {expected}"] == found(f"{scene} exe:/bin/bash")
 
     @pytest.mark.parametrize(
-        ("line", "env"),
+        "line",
         [
-            ("t.py", {"RANK": 1}),
-            ("t.py", {"RANK": "one", "WORLD_SIZE": 2}),
-            ("t.py", {"SLURM_PROCID": 0, "SLURM_NTASKS": 1}),
-            ("-m ipykernel_launcher", {"RANK": 0, "WORLD_SIZE": 2}),
-            ("/venv/bin/pytest tests", {"RANK": 0, "WORLD_SIZE": 2}),
-            ("-m pip install sglang", {"RANK": 0, "WORLD_SIZE": 2}),
-            ("-m debugpy.adapter", {"RANK": 0, "WORLD_SIZE": 2}),
-            ("/x/debugpy/adapter --for", {"RANK": 0, "WORLD_SIZE": 2}),
-            ("-m distdebug stacks", {"RANK": 0, "WORLD_SIZE": 2}),
-            ("/x/distdebug/__main__.py", {"RANK": 0, "WORLD_SIZE": 2}),
-            ("-m http.server", {"RANK": 0, "WORLD_SIZE": 2}),
+            "t.py | RANK=1",
+            "t.py | RANK=one WORLD_SIZE=2",
+            "t.py | SLURM_PROCID=0 SLURM_NTASKS=1",
+            "-m ipykernel_launcher | RANK=0 WORLD_SIZE=2",
+            "/venv/bin/pytest tests | RANK=0 WORLD_SIZE=2",
+            "-m pip install sglang | RANK=0 WORLD_SIZE=2",
+            "-m debugpy.adapter | RANK=0 WORLD_SIZE=2",
+            "/x/debugpy/adapter --for | RANK=0 WORLD_SIZE=2",
+            "-m distdebug stacks | RANK=0 WORLD_SIZE=2",
+            "/x/distdebug/__main__.py | RANK=0 WORLD_SIZE=2",
+            "-m http.server | RANK=0 WORLD_SIZE=2",
         ],
     )
-    def test_others(self, fake_proc, line, env):
+    def test_others(self, found, line):
         """
         Less than that makes no rank, and tools are none.
         """
-        fake_proc.add(20, PY, *line.split(), environ=env)
-
-        assert {} == found(fake_proc)
-
-    def test_one_task(self, fake_proc):
-        """
-        The only task of Slurm is a rank if it has torch.
-        """
-        env = {"SLURM_PROCID": 0, "SLURM_NTASKS": 1, "SLURM_NNODES": 1}
-        fake_proc.add(20, PY, "t.py", environ=env, maps=TORCH)
-
-        assert ("slurm", "rank", 0) == found(fake_proc)[20]
-        assert 1 == by_pid(fake_proc, 20).local_world_size
+        assert [] == found(f"20 1 python {line}")
 
     @pytest.mark.parametrize(
         ("env", "size"),
         [
-            ({"SLURM_PROCID": 1, "SLURM_NTASKS": 4, "SLURM_NNODES": 2}, None),
-            ({"SLURM_PROCID": 1, "SLURM_NTASKS": 4, "SLURM_NNODES": 1}, 4),
-            ({"RANK": 1, "WORLD_SIZE": 4, "LOCAL_WORLD_SIZE": "x"}, None),
-            ({"SLURM_PROCID": 1}, None),
-            (
-                {
-                    "OMPI_COMM_WORLD_RANK": 1,
-                    "OMPI_COMM_WORLD_SIZE": 4,
-                    "OMPI_COMM_WORLD_LOCAL_SIZE": 4,
-                },
-                4,
-            ),
+            # The only task of Slurm is a rank if it has torch.
+            ("SLURM_PROCID=0 SLURM_NTASKS=1 SLURM_NNODES=1", 1),
+            ("SLURM_PROCID=1 SLURM_NTASKS=4 SLURM_NNODES=2", None),
+            ("SLURM_PROCID=1 SLURM_NTASKS=4 SLURM_NNODES=1", 4),
+            ("RANK=1 WORLD_SIZE=4 LOCAL_WORLD_SIZE=x", None),
+            ("SLURM_PROCID=1", None),
+            (f"{MPI}_RANK=1 {MPI}_SIZE=4 {MPI}_LOCAL_SIZE=4", 4),
         ],
     )
-    def test_local_world_size(self, fake_proc, env, size):
+    def test_local_world_size(self, one, env, size):
         """
         How many ranks are on this node is known if they are in sequence.
         """
-        fake_proc.add(20, PY, "t.py", environ=env, maps=TORCH)
+        worker = one(20, f"20 1 python t.py | torch {env}")
 
-        assert size == by_pid(fake_proc, 20).local_world_size
-
-    def test_inherited(self, fake_proc):
-        """
-        A program that a rank started is not a second one.
-        """
-        env = ranks_env(0, 1)
-        fake_proc.add(20, PY, "t.py", environ=env)
-        fake_proc.add(21, "sh", "-c", "x", parent=20, environ=env, exe="/sh")
-        fake_proc.add(22, PY, "x.py", parent=21, environ=env)
-
-        got = found(fake_proc)
-
-        assert ("torch", "rank", 0) == got[20]
-        assert ("torch", "child", None) == got[21] == got[22]
+        assert ("rank", size) == (worker.role, worker.local_world_size)
 
 
 class TestMultiprocessing:
-    def spawn(self, fake_proc, line=SPAWN, parent_env=None, **options):
+    @staticmethod
+    def spawn(line="SPAWN", facts="torch", starter="torch"):
         """
         A program that started two processes and waits for them.
         """
-        fake_proc.add(10, PY, "t.py", environ=parent_env or {}, maps=TORCH)
-        fake_proc.add(11, *TRACKER, parent=10, environ={})
-        for pid in (20, 21):
-            options = {"environ": parent_env or {}, "maps": TORCH, **options}
-            fake_proc.add(pid, *line, parent=10, **options)
+        return f"""
+            10 1 python t.py | {starter}
+            11 10 TRACKER
+            20 10 {line} | {facts}
+            21 10 {line} | {facts}
+            """
 
-    @pytest.mark.parametrize("line", [SPAWN, (PY, "t.py")])
-    def test_threads(self, fake_proc, line):
+    @staticmethod
+    def connect(fake_proc, *numbers):
         """
-        Those that carry collectives are ranks, and who started them waits.
+        Let processes have a connection, which they may have inherited.
         """
-        self.spawn(fake_proc, line, threads=GLOO)
-
-        assert {
-            20: ("multiprocessing", "rank", None),
-            21: ("multiprocessing", "rank", None),
-            10: ("multiprocessing", "launcher", None),
-        } == found(fake_proc)
-
-    def test_one(self, fake_proc):
-        """
-        One that is not as far as the others is a rank like them.
-        """
-        self.spawn(fake_proc)
-        fake_proc.add(
-            22, *SPAWN, parent=10, environ={}, maps=TORCH, threads=GLOO
-        )
-        fake_proc.add(23, *SPAWN, parent=10, environ={})
-
-        assert {10, 20, 21, 22} == found(fake_proc).keys()
-
-    def test_connection(self, fake_proc):
-        """
-        Those that wait where ranks meet are ranks.
-        """
-        self.spawn(fake_proc)
-        for pid in (20, 21):
+        for pid in numbers:
             folder = fake_proc.folder(pid)
             (folder / "fd/3").symlink_to("socket:[7]")
             (folder / "net/tcp").write_text(
                 "sl local\n0: 0:1 0:2 01 0:0 0:0 0 0 0 7 1\n"
             )
 
-        assert {10, 20, 21} == found(fake_proc).keys()
+    @pytest.mark.parametrize("line", ["SPAWN", "python t.py"])
+    def test_threads(self, found, line):
+        """
+        Those that carry collectives are ranks, and what started them waits.
+        """
+        assert BOTH == found(self.spawn(line, "torch gloo"))
 
-    def test_pool(self, fake_proc):
+    def test_one(self, found):
         """
-        Processes without peers are none, even with torch.
+        One that is not as far as the others is a rank like them.
         """
-        self.spawn(fake_proc)
+        more = "22 10 SPAWN | torch gloo\n23 10 SPAWN"
+
+        assert [20, 21, 22, 10] == pids(found(f"{self.spawn()}\n{more}"))
+
+    def test_connection(self, found, fake_proc):
+        """
+        Those that wait where ranks meet are ranks.
+        """
+        found(self.spawn())
+        self.connect(fake_proc, 20, 21)
+
+        assert BOTH == found()
+
+    @pytest.mark.parametrize("name", ["python", "pt_data_worker"])
+    def test_pool(self, found, fake_proc, name):
+        """
+        Processes without peers are none, even with torch; nor are the data
+        loaders of a program that is alone.
+        """
+        found(self.spawn(facts=f"torch name:{name}"))
         (fake_proc.folder(20) / "fd/3").symlink_to("/data")
 
-        assert {} == found(fake_proc)
+        assert [] == found()
 
-    def test_data_loader(self, fake_proc):
-        """
-        Nor are the data loaders of a program that is alone.
-        """
-        self.spawn(fake_proc, name="pt_data_worker")
-
-        assert {} == found(fake_proc)
-
-    def test_own_rank(self, fake_proc):
-        """
-        Ranks that were told so at run time are known by number.
-        """
-        fake_proc.add(10, PY, "t.py", environ={})
-        for n in (0, 1):
-            fake_proc.add(20 + n, *SPAWN, parent=10, environ=ranks_env(n, 2))
-
-        assert {
-            20: ("multiprocessing", "rank", 0),
-            21: ("multiprocessing", "rank", 1),
-            10: ("multiprocessing", "launcher", None),
-        } == found(fake_proc)
-
-    def test_node_rank(self, fake_proc):
+    def test_node_rank(self, found, one):
         """
         What started them is not a rank because its container says so.
         """
-        self.spawn(fake_proc, parent_env=ranks_env(1, 2), threads=GLOO)
+        scene = self.spawn(
+            facts="torch gloo rank:1/2", starter="torch rank:1/2"
+        )
 
-        assert {
-            20: ("torch", "rank", None),
-            21: ("torch", "rank", None),
-            10: ("torch", "launcher", None),
-        } == found(fake_proc)
-        assert by_pid(fake_proc, 20).world_size is None
+        assert [
+            "20 torch rank -",
+            "21 torch rank -",
+            "10 torch launcher -",
+        ] == found(scene)
+        assert one(20).world_size is None
 
-    def test_world_size(self, fake_proc):
+    def test_world_size(self, one):
         """
         The size that the parent set is that of its ranks.
         """
-        self.spawn(fake_proc, parent_env={"WORLD_SIZE": 2}, threads=GLOO)
+        size = "torch WORLD_SIZE=2"
 
-        assert 2 == by_pid(fake_proc, 20).world_size
+        worker = one(20, self.spawn(facts=f"gloo {size}", starter=size))
 
-    def test_fork_server(self, fake_proc):
-        """
-        What a fork server starts belongs to whoever started the server.
-        """
-        fake_proc.add(10, PY, "t.py", environ={}, maps=TORCH)
-        fake_proc.add(11, *FORK_SERVER, parent=10, environ={})
-        for pid in (20, 21):
-            fake_proc.add(
-                pid,
-                *FORK_SERVER,
-                parent=11,
-                environ={},
-                maps=TORCH,
-                threads=GLOO,
-            )
+        assert 2 == worker.world_size
 
-        assert {10, 20, 21} == found(fake_proc).keys()
-
-    def test_checkpoint(self, fake_proc):
-        """
-        A child that has peers of its own is neither a rank nor a reader.
-        """
-        env = ranks_env(0, 2)
-        fake_proc.add(20, PY, "t.py", environ=env, maps=TORCH, threads=GLOO)
-        fake_proc.add(
-            30, *SPAWN, parent=20, environ=env, maps=TORCH, threads=GLOO
-        )
-
-        assert ("torch", "child", None) == found(fake_proc)[30]
-
-    def test_rank_in_fork(self, fake_proc):
+    def test_rank_in_fork(self, found, fake_proc):
         """
         A forked child that inherited its sockets has no peers.
         """
-        env = ranks_env(0, 2)
-        for pid, parent in ((20, 1), (30, 20)):
-            folder = fake_proc.add(
-                pid, PY, "t.py", parent=parent, environ=env, maps=TORCH
-            )
-            (folder / "fd/3").symlink_to("socket:[7]")
-            (folder / "net/tcp").write_text(
-                "sl local\n0: 0:1 0:2 01 0:0 0:0 0 0 0 7 1\n"
-            )
-
-        assert ("torch", "dataloader", None) == found(fake_proc)[30]
-
-
-class TestAlone:
-    @pytest.mark.parametrize(
-        ("line", "threads", "expected"),
-        [
-            ("t.py", GLOO, ("torch", "rank", None)),
-            ("t.py --rank 3 --world-size 8", [], ("torch", "rank", 3)),
-            ("t.py --local_rank=1", [], ("torch", "rank", None)),
-            ("t.py", ["pt_tcpstore_uv", "python"], None),
-            ("-m ipykernel_launcher", GLOO, None),
-            ("-m jupyterlab", [], None),
-            ("/venv/bin/jupyter-lab", [], None),
-            ("-m pylsp", [], None),
-        ],
-    )
-    def test_torch(self, fake_proc, line, threads, expected):
-        """
-        To have torch loaded is not enough to be a rank.
-        """
-        fake_proc.add(
-            20,
-            PY,
-            *line.split(),
-            environ={"HOME": "/"},
-            maps=TORCH,
-            threads=threads,
+        found(
+            """
+            20 1 python t.py | rank:0/2 torch
+            30 20 python t.py | rank:0/2 torch
+            """
         )
-        fake_proc.add(21, PY, *line.split(), environ={}, threads=threads)
+        self.connect(fake_proc, 20, 30)
 
-        assert ({20: expected} if expected else {}) == found(fake_proc)
+        assert ["20 torch rank 0", "30 torch dataloader -"] == found()
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("t.py | gloo", "torch rank -"),
+        ("t.py --rank 3 --world-size 8 |", "torch rank 3"),
+        ("t.py --local_rank=1 |", "torch rank -"),
+        ("t.py | name:pt_tcpstore_uv", None),
+        ("-m ipykernel_launcher | gloo", None),
+        ("-m jupyterlab |", None),
+        ("/venv/bin/jupyter-lab |", None),
+        ("-m pylsp |", None),
+    ],
+)
+def test_alone(found, line, expected):
+    """
+    To have torch loaded is not enough to be a rank.
+    """
+    scene = f"20 1 python {line} torch HOME=/\n21 1 python {line}"
+
+    assert ([f"20 {expected}"] if expected else []) == found(scene)
 
 
 class TestPatterns:
-    def test_only(self, fake_proc):
+    def test_only(self, found):
         """
         Only what matches is found, with what it started.
         """
-        env = ranks_env(0, 1)
-        fake_proc.add(10, PY, "a.py", environ=env, maps=TORCH)
-        fake_proc.add(20, PY, "b.py", environ=env, maps=TORCH)
-        fake_proc.add(21, *SPAWN, parent=20, environ=env, maps=TORCH)
-        fake_proc.add(30, "/usr/bin/b", "--x", exe="/usr/bin/b")
+        b, reader = "20 torch rank 0", "21 torch dataloader -"
+        scene = """
+            10 1 python a.py | rank:0/1 torch
+            20 1 python b.py | rank:0/1 torch
+            21 20 SPAWN | rank:0/1 torch
+            30 1 /usr/bin/b --x | hidden exe:/usr/bin/b
+            """
 
-        assert {
-            20: ("torch", "rank", 0),
-            21: ("torch", "dataloader", None),
-        } == found(fake_proc, r"b\.py")
-        assert {30: ("pattern", "rank", None)} == found(fake_proc, "bin/b ")
-        assert {20, 30} == found(
-            fake_proc, r"b\.py", "^/usr/bin/b", include_children=False
-        ).keys()
-        assert {20, 21} == found(fake_proc, r"b\.py").keys()
-        assert {} == found(fake_proc, "nothing")
+        assert [b, reader] == found(scene, r"b\.py")
+        assert ["30 pattern rank -"] == found("", "bin/b ")
+        assert [20, 30] == pids(
+            found("", r"b\.py", "^/usr/bin/b", include_children=False)
+        )
+        assert [] == found("", "nothing")
 
-    def test_unknown(self, fake_proc):
+    def test_unknown(self, found):
         """
         What only the pattern knows is a rank, and its children are its own;
         if they turn out to be ranks, it is their launcher.
         """
-        fake_proc.add(10, PY, "mine.py", environ={})
-        fake_proc.add(11, PY, "mine.py", parent=10, environ={})
-        fake_proc.add(20, PY, "mine2.py", environ={})
-        fake_proc.add(
-            21, *SPAWN, parent=20, environ={}, maps=TORCH, threads=GLOO
-        )
+        scene = """
+            10 1 python mine.py
+            11 10 python mine.py
+            20 1 python mine2.py
+            21 20 SPAWN | torch gloo
+            """
 
-        assert {
-            10: ("pattern", "rank", None),
-            21: ("multiprocessing", "rank", None),
-            20: ("multiprocessing", "launcher", None),
-            11: ("pattern", "dataloader", None),
-        } == found(fake_proc, "mine")
+        assert [
+            "10 pattern rank -",
+            "21 multiprocessing rank -",
+            "20 multiprocessing launcher -",
+            "11 pattern dataloader -",
+        ] == found(scene, "mine")
 
-    def test_starter(self, fake_proc):
+    def test_starter(self, found):
         """
         A program that starts the ranks is no rank, though its command line
         names theirs.
         """
-        fake_proc.add(10, PY, "launch.py", "mine.py", environ={})
-        for rank in (0, 1):
-            fake_proc.add(
-                11 + rank,
-                *(PY, "mine.py"),
-                parent=10,
-                environ=ranks_env(rank, 2),
-                maps=TORCH,
-            )
+        scene = """
+            10 1 python launch.py mine.py
+            11 10 python mine.py | rank:0/2 torch
+            12 10 python mine.py | rank:1/2 torch
+            """
 
-        assert {"launcher", "rank"} == {
-            role for _, role, _ in found(fake_proc, r"mine\.py").values()
-        }
-        assert "launcher" == found(fake_proc, r"mine\.py")[10][1]
+        assert ["rank", "rank", "launcher"] == [
+            line.split()[2] for line in found(scene, r"mine\.py")
+        ]
 
-    def test_collectors(self, fake_proc):
+    def test_collectors(self, found):
         """
-        Whoever looks at the job as we do is no part of it, nor its tools.
+        What looks at the job as we do is no part of it, nor its tools.
         """
-        fake_proc.add(10, PY, "mine.py", environ={})
-        fake_proc.add(20, PY, "-m", "distdebug", "stacks", "--pattern", "mine")
-        fake_proc.add(21, "/usr/bin/gdb", "-p", "mine.py", parent=20)
-        fake_proc.add(30, PY, "-I", "/x/guard_program.py", "10", "mine.py")
+        scene = """
+            10 1 python mine.py
+            20 1 python -m distdebug stacks --pattern mine | hidden
+            21 20 /usr/bin/gdb -p mine.py | hidden
+            30 1 python -I /x/guard_program.py 10 mine.py | hidden
+            """
 
-        assert {10} == found(fake_proc, "mine").keys()
+        assert [10] == pids(found(scene, "mine"))
 
     @pytest.mark.parametrize(
-        "arguments",
+        "line",
         [
-            ("-m", "distdebug", "watch"),
-            ("-P", "-m", "distdebug.watching.child"),
-            ("-m", "distdebug.nodes.child"),
-            ("/venv/bin/distdebug", "snapshot"),
+            "-m distdebug watch",
+            "-P -m distdebug.watching.child",
+            "-m distdebug.nodes.child",
+            "/venv/bin/distdebug snapshot",
         ],
     )
-    def test_other_collectors(self, fake_proc, arguments):
+    def test_other_collectors(self, found, line):
         """
-        Whoever collects is no part of a job, also if a rank has started it.
+        What collects is no part of a job, also if a rank has started it.
         """
-        env = ranks_env(0, 1)
-        fake_proc.add(10, PY, "mine.py", environ=env, maps=TORCH)
-        fake_proc.add(20, PY, *arguments, parent=10, environ=env, maps=TORCH)
-        fake_proc.add(21, PY, "mine.py", parent=20, environ=env, maps=TORCH)
+        scene = f"""
+            10 1 python mine.py | rank:0/1 torch
+            20 10 python {line} | rank:0/1 torch
+            21 20 python mine.py | rank:0/1 torch
+            """
 
-        assert {10} == found(fake_proc).keys()
-        assert {10} == found(fake_proc, "mine|distdebug").keys()
+        assert [10] == pids(found(scene))
+        assert [10] == pids(found("", "mine|distdebug"))
 
-    def test_no_collector(self, fake_proc):
+    def test_no_collector(self, found):
         """
         What only has a similar name may be a rank.
         """
-        fake_proc.add(
-            10,
-            *(PY, "-m", "my_distdebug.watching.child"),
-            environ=ranks_env(0, 1),
-            maps=TORCH,
-        )
+        line = "-m my_distdebug.watching.child | rank:0/1 torch"
 
-        assert {10} == found(fake_proc).keys()
+        assert [10] == pids(found(f"10 1 python {line}"))
 
     def test_one_text(self, fake_proc):
         """
         A single pattern may be given as it is.
         """
-        fake_proc.add(10, PY, "mine.py", environ={})
+        add(fake_proc, "10 1 python mine.py")
 
         (worker,) = find_workers(r"mine\.py", root=fake_proc.root)
 
@@ -882,57 +851,54 @@ class TestHostile:
         assert "sglang::scheduler_TP1" == first.title
         assert len(second.title) <= 4096
 
-    def test_long(self, fake_proc):
+    def test_long(self, found):
         """
         A command line of 100,000 characters is read up to its rank.
         """
-        fake_proc.add(
-            20,
-            PY,
-            "t.py",
-            "x" * 50_000,
-            "--rank=2",
-            "y" * 50_000,
-            environ={},
-            maps=TORCH,
-        )
+        line = f"t.py {'x' * 50_000} --rank=2 {'y' * 50_000}"
 
-        assert {20: ("torch", "rank", 2)} == found(fake_proc)
+        assert ["20 torch rank 2"] == found(f"20 1 python {line} | torch")
 
-    def test_circle(self, fake_proc):
+    def test_circle(self, found, fake_proc):
         """
         Processes that are each other's parents end no search.
         """
-        fake_proc.add(10, PY, "t.py", parent=11, start=5, environ={})
-        fake_proc.add(11, PY, "t.py", parent=10, start=5, environ={})
-        fake_proc.add(12, PY, "t.py", parent=12, start=5, environ={})
+        assert [] == found(
+            """
+            10 11 python t.py | start:5
+            11 10 python t.py | start:5
+            12 12 python t.py | start:5
+            """
+        )
+        assert [10] == [w.pid for w in workers_of([10], fake_proc.root)]
 
-        assert {} == found(fake_proc)
-        assert worker_of(10, fake_proc.root).pid == 10
-
-    def test_reused_parent(self, fake_proc):
+    def test_reused_parent(self, found):
         """
         A process that is younger than its child is not its parent.
         """
-        fake_proc.add(10, PY, "/x/torchrun", start=900, environ={})
-        fake_proc.add(20, PY, "t.py", parent=10, start=100, environ={})
+        scene = "10 1 python /x/torchrun | start:900\n"
 
-        assert {10} == found(fake_proc).keys()
+        assert [10] == pids(found(f"{scene}20 10 python t.py | start:100"))
 
-    def test_gone(self, fake_proc, monkeypatch):
+    def test_gone(self, found, fake_proc):
         """
-        A process that ends, or another with its number, is left out.
+        A process that ends while it is looked at is left out.
         """
-        folder = fake_proc.add(20, "sglang::scheduler_TP0", environ={})
-        fake_proc.add(21, "sglang::scheduler_TP1", environ={})
+        add(fake_proc, "20 1 sglang::scheduler_TP0\n21 1 sglang::scheduler")
+        folder = fake_proc.folder(20)
+        (folder / "maps").unlink()
+        os.mkfifo(folder / "maps")
 
-        def look(pid, root):
-            (folder / "stat").unlink(missing_ok=True)
-            return read_evidence(pid, root)
+        def end():
+            with (folder / "maps").open("wb"):
+                (folder / "stat").unlink()
 
-        monkeypatch.setattr(survey, "read_evidence", look)
+        thread = threading.Thread(target=end)
+        thread.start()
+        lines = found()
+        thread.join()
 
-        assert {21} == found(fake_proc).keys()
+        assert [21] == pids(lines)
 
     def test_own_line(self):
         """
@@ -946,120 +912,102 @@ class TestHostile:
 
 
 class TestAncestors:
-    @pytest.fixture(name="job")
+    @pytest.fixture(autouse=True)
     def _job(self, fake_proc):
         """
         A rank that has started this process, which looks, and another rank.
         """
-        line = (PY, "t.py")
-        fake_proc.add(10, PY, "/x/torchrun", "t.py", environ={})
-        for rank in (0, 1):
-            fake_proc.add(
-                20 + rank,
-                *line,
-                parent=10,
-                environ=ranks_env(rank, 2),
-                maps=TORCH,
-            )
-        fake_proc.add(
-            os.getpid(),
-            *line,
-            parent=20,
-            environ=ranks_env(0, 2),
-            maps=TORCH,
-            start=900,
+        add(
+            fake_proc,
+            f"""
+            10 1 python /x/torchrun t.py
+            20 10 python t.py | rank:0/2 torch
+            21 10 python t.py | rank:1/2 torch
+            {os.getpid()} 20 python t.py | rank:0/2 torch start:900
+            """,
         )
         Path(fake_proc.root, "self").symlink_to(str(os.getpid()))
-        return fake_proc
 
-    def test_elsewhere(self, job):
+    def test_elsewhere(self, found, fake_proc):
         """
-        Where this process is not, somebody else has its number.
+        Where this process is not, another one has its number.
         """
-        Path(job.root, "self").unlink()
+        Path(fake_proc.root, "self").unlink()
 
-        assert {20, 21, os.getpid()} <= found(job, r"t\.py").keys()
+        assert {20, 21, os.getpid()} <= {*pids(found("", r"t\.py"))}
 
-    def test_wanted(self, job):
+    def test_wanted(self, found):
         """
-        Whoever is started by a rank can look at that one too.
+        What is started by a rank can look at that one too; a pattern chooses
+        among them, and never the one that looks.
         """
-        got = found(job, include_ancestors=True)
+        assert [
+            "20 torchrun rank 0",
+            "21 torchrun rank 1",
+            "10 torchrun launcher -",
+        ] == found(include_ancestors=True)
+        assert [20, 21] == pids(
+            found("", r"python t\.py", include_ancestors=True)
+        )
 
-        assert {
-            10: ("torchrun", "launcher", None),
-            20: ("torchrun", "rank", 0),
-            21: ("torchrun", "rank", 1),
-        } == got
-
-    def test_default(self, job):
+    def test_default(self, found):
         """
         Otherwise they are shells that name what is looked for.
         """
-        assert {21} == found(job).keys()
-        assert {21} == found(job, r"t\.py").keys()
-
-    def test_with_pattern(self, job):
-        """
-        A pattern chooses among them, and never the one that looks.
-        """
-        got = found(job, r"python t\.py", include_ancestors=True)
-
-        assert {20, 21} == got.keys()
+        assert [21] == pids(found())
+        assert [21] == pids(found("", r"t\.py"))
 
 
-class TestWorkerOf:
-    def test_known(self, fake_proc):
-        """
-        A process is judged by those around it, as in a search.
-        """
-        fake_proc.add(10, PY, "/x/torchrun", environ={})
-        fake_proc.add(20, PY, "t.py", parent=10, environ=ranks_env(1, 2))
-        fake_proc.add(30, PY, "t.py", parent=20, name="pt_data_worker")
-
-        workers = [worker_of(pid, fake_proc.root) for pid in (10, 20, 30)]
-
-        assert [
-            ("torchrun", "launcher", None),
-            ("torchrun", "rank", 1),
-            ("torchrun", "dataloader", None),
-        ] == [(w.framework, w.role, w.rank) for w in workers]
-
-    def test_unknown(self, fake_proc):
-        """
-        Whatever was named is there, and nothing that is not.
-        """
-        fake_proc.add(10, "sleep", "9", exe="/usr/bin/sleep")
-
-        assert "pattern" == worker_of(10, fake_proc.root).framework
-        assert worker_of(11, fake_proc.root) is None
-
-    def test_twin(self, fake_proc):
-        """
-        Who has inherited the rank of another is there, if it was named.
-        """
-        fake_proc.add(5, PY, "run.py", environ={})
-        pod = ranks_env(0, 2)
-        fake_proc.add(10, PY, "metrics.py", parent=5, environ=pod)
-        fake_proc.add(20, PY, "t.py", parent=5, environ=pod, maps=TORCH)
-
-        worker = worker_of(10, fake_proc.root)
-
-        assert ("pattern", "rank", 0) == (
-            worker.framework,
-            worker.role,
-            worker.rank,
-        )
-
+class TestWorkersOf:
     @pytest.mark.parametrize(
-        "arguments", [TRACKER, FORK_SERVER, ()], ids=["tracker", "server", "-"]
+        ("scene", "expected"),
+        [
+            # A process is judged by those around it, as in a search.
+            (
+                """
+                10 1 python /x/torchrun
+                20 10 python t.py | rank:1/2
+                30 20 python t.py | hidden name:pt_data_worker
+                """,
+                [
+                    "20 torchrun rank 1",
+                    "10 torchrun launcher -",
+                    "30 torchrun dataloader -",
+                ],
+            ),
+            # What was named is there, and nothing that is not.
+            (
+                "10 1 sleep 9 | hidden exe:/usr/bin/sleep",
+                ["10 pattern rank -"],
+            ),
+            # So is what has inherited the rank of another.
+            (
+                """
+                5 1 python run.py
+                10 5 python metrics.py | rank:0/2
+                40 5 python t.py | rank:0/2 torch
+                """,
+                ["10 pattern rank 0"],
+            ),
+        ],
+        ids=["known", "unknown", "twin"],
     )
-    def test_left_out_of_searches(self, fake_proc, arguments):
+    def test_named(self, fake_proc, scene, expected):
         """
-        Nobody who lives is missing, because a search would not show them.
+        Processes that were named are described, whatever they are.
         """
-        fake_proc.add(10, PY, "t.py", environ=ranks_env(0, 1), maps=TORCH)
-        fake_proc.add(20, *arguments, parent=10)
+        add(fake_proc, scene)
 
-        assert 20 not in found(fake_proc)
-        assert 20 == worker_of(20, fake_proc.root).pid
+        workers = workers_of([30, 20, 10], fake_proc.root)
+
+        assert expected == [text_of(worker) for worker in workers]
+
+    @pytest.mark.parametrize("line", ["TRACKER", "FORK_SERVER", ""])
+    def test_left_out_of_searches(self, found, fake_proc, line):
+        """
+        What lives is not missing because a search would not show it.
+        """
+        scene = f"10 1 python t.py | rank:0/1 torch\n20 10 {line} | hidden"
+
+        assert 20 not in pids(found(scene))
+        assert [20] == [w.pid for w in workers_of([20], fake_proc.root)]

@@ -58,14 +58,14 @@ def test_difference(kernel, now, last, seconds):
 
 def test_not_told(tmp_path):
     """
-    Not every kernel tells.
+    Not every kernel says.
     """
     assert idle_seconds(7, 8, root=str(tmp_path)) is None
 
 
 def test_another_text(kernel, tmp_path):
     """
-    Nor does every kernel tell it in the same words.
+    Nor does every kernel say it in the same words.
     """
     root = kernel("1.0", "1.0")
     (tmp_path / "7/task/8/sched").write_text("se.exec_start : soon\n")

@@ -12,12 +12,10 @@ from distdebug.processes import (
     folder_name,
     is_kept,
     is_private,
-    offers,
     own_offer,
     parse_name,
     read_state,
 )
-from distdebug.processes.offers import Offer
 
 
 pytestmark = pytest.mark.skipif(
@@ -29,9 +27,10 @@ def test_names():
     """
     A name says all about an offer.
     """
-    offer = Offer(pid=12, start_ticks=345, signal=46)
+    offer = parse_name("12-345-46.stacks")
 
-    assert offer == parse_name(offer.name)
+    assert (12, 345, 46) == (offer.pid, offer.start_ticks, offer.signal)
+    assert "12-345-46.stacks" == offer.name
     assert folder_name(0) != folder_name(1)
 
 
@@ -68,10 +67,14 @@ def test_own_unknown(monkeypatch):
     """
     Without the kernel's word there is no offer.
     """
-    monkeypatch.setattr(offers, "read_proc", lambda _path: None)
 
-    with pytest.raises(OSError, match="/proc"):
-        own_offer(46)
+    def refuse(*_):
+        raise PermissionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        with pytest.raises(OSError, match="/proc does not tell"):
+            own_offer(46)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +96,7 @@ def test_private(tmp_path, mode, uid, expected):
 
 def test_kept(tmp_path):
     """
-    Asking whether somebody holds the lock does not take it.
+    Asking whether another holds the lock does not take it.
     """
     file = tmp_path / "file"
     file.touch()

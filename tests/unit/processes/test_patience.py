@@ -4,98 +4,123 @@ One process that never answers does not keep us from the others.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 
 import pytest
 
-from distdebug.processes.proc.patience import ask_each
-from distdebug.processes.roles import scan
-from distdebug.processes.roles.scan import list_processes
+from distdebug.processes import find_workers
 
 
 @pytest.fixture
-def ending():
+def impatient(monkeypatch):
     """
-    An event that is set at the end of a test.
+    Sets how long each answer is waited for.
     """
-    event = threading.Event()
-    yield event
-    event.set()
+    join = threading.Thread.join
 
-
-class TestAskEach:
-    def test_all(self):
-        """
-        All are asked, in order.
-        """
-        assert {3: 6, 1: 2} == ask_each([3, 1], lambda pid: pid * 2)
-
-    def test_nobody(self):
-        """
-        Nobody to ask is no reason to wait.
-        """
-        assert {} == ask_each([], lambda pid: pid)
-
-    def test_stuck(self, ending):
-        """
-        Whoever does not answer is left out, and the others are asked.
-        """
-
-        def ask(pid):
-            if pid % 3 == 0:
-                ending.wait(60)
-            return pid
-
-        begin = time.monotonic()
-
-        got = ask_each(range(8), ask, patience_s=0.05)
-
-        assert {1, 2, 4, 5, 7} == got.keys()
-        assert time.monotonic() - begin < 20
-
-    def test_slow(self):
-        """
-        Whoever is slow, but answers, is waited for.
-        """
-        got = ask_each(
-            range(5), lambda pid: time.sleep(0.05) or pid, patience_s=0.2
+    def make(seconds):
+        monkeypatch.setattr(
+            threading.Thread,
+            "join",
+            lambda thread, timeout=None: join(thread, timeout and seconds),
         )
 
-        assert 5 == len(got)
-
-    def test_too_many(self, ending):
-        """
-        When nobody answers, it ends all the same.
-        """
-        begin = time.monotonic()
-
-        got = ask_each(range(1000), lambda _: ending.wait(60), patience_s=0.01)
-
-        assert {} == got
-        assert time.monotonic() - begin < 20
+    return make
 
 
-def test_locked_memory(fake_proc, monkeypatch):
+@pytest.fixture
+def pipe():
     """
-    A process whose command line cannot be read is known by its short name.
+    Makes a file of a process a pipe: what reads it waits for a writer.
     """
-    monkeypatch.setattr(
-        scan,
-        "ask_each",
-        lambda pids, ask: ask_each(pids, ask, patience_s=0.1),
-    )
-    fake_proc.add(5, "python", "train.py")
-    folder = fake_proc.add(6, "python", "train.py", name="pt_main", state="D")
-    (folder / "cmdline").unlink()
-    os.mkfifo(folder / "cmdline")  # whoever opens it waits for a writer
+    paths = []
 
-    try:
-        got = list_processes(fake_proc.root)
-    finally:
-        os.close(os.open(folder / "cmdline", os.O_WRONLY))
+    def make(path):
+        path.unlink()
+        os.mkfifo(path)
+        paths.append(path)
+        return path
 
-    assert [5, 6] == list(got)
-    assert ("pt_main", ()) == (got[6].text, got[6].arguments)
-    assert got[6].is_python
+    yield make
+    for path in paths:
+        with contextlib.suppress(OSError):  # where nothing waits
+            os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))
+
+
+def test_stuck(fake_proc, pipe, impatient):
+    """
+    What does not answer is known by its short name, and others are asked.
+    """
+    impatient(0.05)
+    for pid in range(10, 18):
+        folder = fake_proc.add(pid, "python", "x", name="sglang::schedul")
+        if pid % 3 == 0:
+            pipe(folder / "cmdline")
+
+    found = find_workers(root=fake_proc.root)
+
+    assert {12, 15} == {w.pid for w in found}
+    assert {("sglang::schedul", "sglang")} == {
+        (w.title, w.framework) for w in found
+    }
+
+
+def test_stuck_maps(fake_proc, pipe, impatient):
+    """
+    Of a process whose maps cannot be read, the title is left.
+    """
+    impatient(0.05)
+    for pid in (5, 6):
+        folder = fake_proc.add(
+            pid, f"sglang::scheduler_TP{pid}", environ={"SLURM_JOB_ID": 9}
+        )
+    pipe(folder / "maps")
+
+    found = find_workers(root=fake_proc.root)
+
+    assert [(5, "9"), (6, "")] == [(w.rank, w.job) for w in found]
+
+
+def test_slow(fake_proc, pipe, impatient):
+    """
+    What is slow, but answers, is waited for.
+    """
+    impatient(0.2)
+    pids = range(5, 10)
+    paths = [pipe(fake_proc.add(pid, "x") / "cmdline") for pid in pids]
+
+    def answer():
+        for path in paths:
+            with path.open("wb") as file:
+                time.sleep(0.05)
+                file.write(b"sglang::scheduler\0")
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    found = find_workers(root=fake_proc.root)
+    thread.join()
+
+    assert ["sglang::scheduler"] * 5 == [w.title for w in found]
+
+
+def test_too_many(fake_proc, pipe, impatient):
+    """
+    When none of many answers, the search ends all the same, and leaves few
+    threads behind.
+    """
+    before = set(threading.enumerate())
+    impatient(0.01)
+    for pid in range(5, 45):
+        folder = fake_proc.add(pid, "python", name="sglang::schedul")
+        pipe(folder / "cmdline")
+    begin = time.monotonic()
+
+    found = find_workers(root=fake_proc.root)
+
+    left = {*threading.enumerate()} - before
+    assert 40 == len(found)
+    assert len(left) <= 16
+    assert time.monotonic() - begin < 20

@@ -1,5 +1,5 @@
 """
-What the kernel tells of processes, however they call themselves.
+What the kernel says of processes, however they call themselves.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class TestParse:
     @pytest.mark.parametrize("name", NAMES)
     def test_name(self, fake_proc, name):
         """
-        Brackets, blanks, and line breaks in a name mislead nobody.
+        Brackets, blanks, and line breaks in a name mislead no reader.
         """
         folder = fake_proc.add(7, "python", parent=5, name=name)
 
@@ -78,7 +78,7 @@ class TestParse:
 class TestReadState:
     def test_own(self):
         """
-        This process is there, and nobody traces it.
+        This process is there, and is not traced.
         """
         state = read_state(os.getpid())
 

@@ -11,19 +11,27 @@ import sys
 import threading
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from distdebug.processes import read_system_call, read_threads
-from distdebug.processes.proc.memory import open_memory, read_c_string
-from distdebug.processes.proc.sockets import describe_socket, tcp_inodes
-from distdebug.processes.proc.system_calls import name_of
-from distdebug.processes.proc.targets import describe_descriptor, target_of
 
 
 HEAD = "  sl  local_address rem_address   st\n"
 ROW = "   0: {} {} {} 00000000:00000000 00:00000000 00000000  0  0 {} 1\n"
 HOST = "0100007F" if sys.byteorder == "little" else "7F000001"
+# As on x86-64.
+READ, OPEN, POLL, FCNTL, FLOCK, OPENAT, PPOLL = 0, 2, 7, 72, 73, 257, 271
+
+
+def call(fake_proc, number, *arguments):
+    """
+    What a thread with such a system call waits for.
+    """
+    path = fake_proc.folder(7) / "task/7/syscall"
+    path.write_text(" ".join([str(number), *map(hex, arguments)]))
+    return read_system_call(7, 7, fake_proc.root)
 
 
 def write_rows(folder, name, *rows):
@@ -86,17 +94,16 @@ class TestReadSystemCall:
             ("x 0x1\n", None),
             ("202 x\n", None),
             ("99999 0x1 0x2\n", ("syscall_99999", "")),
-            ("7\n", ("{}", "")),
+            ("7\n", ("poll", "")),
         ],
     )
+    @pytest.mark.usefixtures("x86")
     def test_text(self, fake_proc, text, expected):
         """
-        What the kernel says is told; what it does not say is unknown.
+        What the kernel says is reported; what it does not say is unknown.
         """
         folder = fake_proc.add(7, "python")
         (folder / "task/7/syscall").write_text(text)
-        if expected and expected[0] == "{}":
-            expected = (name_of(7), "")
 
         assert expected == read_system_call(7, 7, fake_proc.root)
 
@@ -106,6 +113,7 @@ class TestReadSystemCall:
         """
         assert read_system_call(7, 7, fake_proc.root) is None
 
+    @pytest.mark.process
     def test_real(self):
         """
         A process that reads from a pipe is found to do so.
@@ -129,29 +137,47 @@ class TestReadSystemCall:
         assert got[1].startswith("pipe:[")
 
 
-class TestNameOf:
-    @pytest.mark.parametrize(
-        ("machine", "number", "name"),
-        [
-            ("x86_64", 0, "read"),
-            ("x86_64", 202, "futex"),
-            ("x86_64", 271, "ppoll"),
-            ("aarch64", 63, "read"),
-            ("aarch64", 98, "futex"),
-            ("aarch64", 73, "ppoll"),
-            ("x86_64", 441, "epoll_pwait2"),
-            ("aarch64", 441, "epoll_pwait2"),
-            ("m68k", 3, "syscall_3"),
-        ],
-    )
-    def test_machines(self, machine, number, name):
-        """
-        Numbers mean what they mean on that machine.
-        """
-        assert name == name_of(number, machine)
+@pytest.fixture(name="x86")
+def _x86(monkeypatch):
+    """
+    System calls are numbered as on this kind of processor.
+    """
+    machine(monkeypatch, "x86_64")
 
 
-class TestTargetOf:
+def machine(monkeypatch, name):
+    """
+    Pretend that this is such a machine.
+    """
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(machine=name))
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "name"),
+    [
+        ("x86_64", 0, "read"),
+        ("x86_64", 202, "futex"),
+        ("x86_64", 271, "ppoll"),
+        ("aarch64", 63, "read"),
+        ("aarch64", 98, "futex"),
+        ("aarch64", 73, "ppoll"),
+        ("x86_64", 441, "epoll_pwait2"),
+        ("aarch64", 441, "epoll_pwait2"),
+        ("m68k", 3, "syscall_3"),
+    ],
+)
+def test_machines(fake_proc, monkeypatch, kind, number, name):
+    """
+    Numbers mean what they mean on that machine.
+    """
+    machine(monkeypatch, kind)
+    fake_proc.add(7, "python")
+
+    assert (name, "") == call(fake_proc, number)
+
+
+@pytest.mark.usefixtures("x86")
+class TestTargets:
     def test_descriptor(self, fake_proc):
         """
         A descriptor is named by what is behind it, a negative one by nothing.
@@ -159,12 +185,9 @@ class TestTargetOf:
         folder = fake_proc.add(7, "python")
         (folder / "fd/3").symlink_to("/data/a.bin")
 
-        got = [
-            target_of(7, "read", [n], fake_proc.root)
-            for n in (3, 4, 0xFFFFFFFFFFFFFFFF)
-        ]
+        got = [call(fake_proc, READ, n) for n in (3, 4, 0xFFFFFFFFFFFFFFFF)]
 
-        assert ["/data/a.bin", "", ""] == got
+        assert [("read", "/data/a.bin"), ("read", ""), ("read", "")] == got
 
     @pytest.mark.parametrize(
         ("lines", "held"),
@@ -187,34 +210,38 @@ class TestTargetOf:
     )
     def test_lock(self, fake_proc, lines, held):
         """
-        Of a file that is locked, it is told who holds the lock.
+        Of a file that is locked, it is shown which process holds the lock,
+        also where its name is cut.
         """
         folder = fake_proc.add(7, "python")
         path = f"/data/{'x' * 600}.lock"
         (folder / "fd/3").symlink_to(path)
         (folder.parent / "locks").write_text("\n".join(lines))
 
-        for name in ("flock", "fcntl"):
-            got = target_of(7, name, [3], fake_proc.root)
-            assert got == (f"{path[:349]}…{held}" if held else path)
-        assert path == target_of(7, "read", [3], fake_proc.root)
+        cut = f"{path[:399]}…"
+        for number, name in ((FLOCK, "flock"), (FCNTL, "fcntl")):
+            expected = f"{path[:349]}…{held}" if held else cut
+            assert (name, expected) == call(fake_proc, number, 3)
+        assert ("read", cut) == call(fake_proc, READ, 3)
 
     @pytest.mark.parametrize(
-        ("name", "arguments", "expected"),
+        ("number", "arguments", "expected"),
         [
-            ("wait4", [12, 0], "process 12"),
-            ("wait4", [0xFFFFFFFF, 0], "any child"),
-            ("waitid", [1, 12], "process 12"),
-            ("waitid", [0, 0], "any child"),
-            ("futex", [12, 0], ""),
-            ("read", [], ""),
+            (61, [12, 0], ("wait4", "process 12")),
+            (61, [0xFFFFFFFF, 0], ("wait4", "any child")),
+            (247, [1, 12], ("waitid", "process 12")),
+            (247, [0, 0], ("waitid", "any child")),
+            (202, [12, 0], ("futex", "")),
+            (READ, [], ("read", "")),
         ],
     )
-    def test_other(self, fake_proc, name, arguments, expected):
+    def test_other(self, fake_proc, number, arguments, expected):
         """
-        Waiting is for a process; of most calls nothing can be told.
+        Waiting is for a process; of most calls nothing can be known.
         """
-        assert expected == target_of(7, name, arguments, fake_proc.root)
+        fake_proc.add(7, "python")
+
+        assert expected == call(fake_proc, number, *arguments)
 
     def test_path(self, fake_proc):
         """
@@ -223,12 +250,37 @@ class TestTargetOf:
         folder = fake_proc.add(7, "python")
         path = b"/" + b"d" * 300 + b"/f"
         (folder / "mem").write_bytes(b"\0" * 4000 + path + b"\0" * 100)
+        expected = path.decode()
 
-        assert path.decode() == target_of(
-            7, "openat", [0xFFFFFF9C, 4000], fake_proc.root
+        assert ("openat", expected) == call(
+            fake_proc, OPENAT, 0xFFFFFF9C, 4000
         )
-        assert path.decode() == target_of(7, "open", [4000], fake_proc.root)
-        assert "" == target_of(7, "open", [1 << 40], fake_proc.root)
+        assert ("open", expected) == call(fake_proc, OPEN, 4000)
+
+    def test_endless(self, fake_proc):
+        """
+        A path without end is cut.
+        """
+        folder = fake_proc.add(7, "python")
+        (folder / "mem").write_bytes(b"x" * 50_000)
+
+        assert ("open", "x" * 399 + "…") == call(fake_proc, OPEN, 0)
+
+    @pytest.mark.parametrize("address", [0, 1 << 40, 1 << 80, (1 << 64) - 1])
+    @pytest.mark.parametrize("memory", [None, "empty", "own"])
+    def test_no_memory(self, fake_proc, memory, address):
+        """
+        An address that no process has is no error, nor is memory that may not
+        be read.
+        """
+        path = fake_proc.add(7, "python") / "mem"
+        if memory == "empty":
+            path.touch()
+        elif memory == "own":
+            path.symlink_to("/proc/self/mem")
+
+        assert ("open", "") == call(fake_proc, OPEN, address)
+        assert ("poll", "") == call(fake_proc, POLL, address, 4)
 
     def test_polled(self, fake_proc):
         """
@@ -243,48 +295,19 @@ class TestTargetOf:
             for n in numbers
         ]
         (folder / "mem").write_bytes(b"".join(entries))
+        shown = "pipe:[1], anon_inode:[eventfd]"
 
-        assert "pipe:[1], anon_inode:[eventfd]" == target_of(
-            7, "poll", [0, 4], fake_proc.root
-        )
-        assert "pipe:[1], anon_inode:[eventfd], 2 more" == target_of(
-            7, "ppoll", [0, 6], fake_proc.root
-        )
-        assert "" == target_of(70, "poll", [0, 4], fake_proc.root)
+        assert ("poll", shown) == call(fake_proc, POLL, 0, 4)
+        assert ("ppoll", f"{shown}, 2 more") == call(fake_proc, PPOLL, 0, 6)
 
 
-class TestMemory:
-    def test_closed(self, fake_proc):
-        """
-        Memory that may not be read is empty.
-        """
-        with open_memory(7, fake_proc.root) as memory:
-            assert b"" == memory(0, 8)
-            assert "" == read_c_string(memory, 0, limit=8)
-
-    def test_impossible(self):
-        """
-        An address that no process has is not an error.
-        """
-        with open_memory(os.getpid()) as memory:
-            assert b"" == memory(1 << 80, 8)
-            assert b"" == memory(-1, 8)
-            assert b"" == memory(0, 8)
-
-    def test_endless(self):
-        """
-        A text without end is cut.
-        """
-        assert 5000 == len(
-            read_c_string(lambda _, size: b"x" * size, 7, limit=5000)
-        )
-
-
+@pytest.mark.usefixtures("x86")
 class TestSockets:
-    def test_tcp(self, fake_proc):
+    def test_tables(self, fake_proc):
         """
         A connection is shown by its ends, and by its state if it has one
-        that is of interest.
+        that is of interest; a socket in no table stays a number, and a line
+        that cannot be understood is shown as it is.
         """
         folder = fake_proc.add(7, "python")
         local, other = f"{HOST}:1388", f"{HOST}:7148"
@@ -295,45 +318,28 @@ class TestSockets:
             (local, other, "02", 12),
             (local, "00000000:0000", "0A", 13),
         )
-        for n in (11, 12, 13):
-            (folder / f"fd/{n}").symlink_to(f"socket:[{n}]")
-
-        got = [describe_descriptor(7, n, fake_proc.root) for n in (11, 12, 13)]
-
-        assert [
-            "tcp 127.0.0.1:5000 -> 127.0.0.1:29000",
-            "tcp 127.0.0.1:5000 -> 127.0.0.1:29000 SYN_SENT",
-            "tcp 127.0.0.1:5000 LISTEN",
-        ] == got
-        assert {"11", "12", "13"} == tcp_inodes(7, fake_proc.root)
-
-    def test_other(self, fake_proc):
-        """
-        Sockets of other kinds are named, and one in no table stays a number.
-        """
-        folder = fake_proc.add(7, "python")
+        write_rows(folder, "tcp6", ("XY:1", "00:zz", "FF", 41))
         write_rows(folder, "udp", (f"{HOST}:0035", "00000000:0000", "07", 21))
         (folder / "net/unix").write_text(
             "Num RefCount Protocol Flags Type St Inode Path\n"
             "f: 2 0 1 1 1 31 /run/a socket\nf: 2 0 1 1 1 32\nshort\n"
         )
-        (folder / "fd/3").symlink_to("socket:[99]")
+        expected = {
+            11: "tcp 127.0.0.1:5000 -> 127.0.0.1:29000",
+            12: "tcp 127.0.0.1:5000 -> 127.0.0.1:29000 SYN_SENT",
+            13: "tcp 127.0.0.1:5000 LISTEN",
+            21: "udp 127.0.0.1:53",
+            31: "unix /run/a socket",
+            32: "unix",
+            41: "tcp XY:1 -> 00:zz",
+            99: "socket:[99]",
+        }
+        for n in expected:
+            (folder / f"fd/{n}").symlink_to(f"socket:[{n}]")
 
-        got = [
-            describe_socket(7, n, fake_proc.root) for n in ("21", "31", "32")
-        ]
+        got = {n: call(fake_proc, READ, n)[1] for n in expected}
 
-        assert ["udp 127.0.0.1:53", "unix /run/a socket", "unix"] == got
-        assert "socket:[99]" == describe_descriptor(7, 3, fake_proc.root)
-
-    def test_damage(self, fake_proc):
-        """
-        A line that cannot be understood is shown as it is.
-        """
-        folder = fake_proc.add(7, "python")
-        write_rows(folder, "tcp6", ("XY:1", "00:zz", "FF", 41))
-
-        assert "tcp XY:1 -> 00:zz" == describe_socket(7, "41", fake_proc.root)
+        assert expected == got
 
     @pytest.mark.parametrize(
         ("family", "host", "shown"),
@@ -342,20 +348,20 @@ class TestSockets:
             (socket.AF_INET6, "::1", "[::1]"),
         ],
     )
-    def test_real(self, family, host, shown):
+    def test_real(self, own_sockets, family, host, shown):
         """
         Addresses are those that the program gave.
         """
         try:
             with socket.create_server((host, 0), family=family) as server:
                 port = server.getsockname()[1]
-                got = describe_descriptor(os.getpid(), server.fileno())
+                got = call(own_sockets, READ, server.fileno())
         except OSError:
             pytest.skip("this machine has no such addresses")
 
-        assert f"tcp {shown}:{port} LISTEN" == got
+        assert ("read", f"tcp {shown}:{port} LISTEN") == got
 
-    def test_mapped(self):
+    def test_mapped(self, own_sockets):
         """
         A client of the old family is shown as such by a server of both.
         """
@@ -368,10 +374,21 @@ class TestSockets:
             with socket.create_connection(("127.0.0.1", port)) as client:
                 peer, _ = server.accept()
                 with peer:
-                    got = describe_descriptor(os.getpid(), peer.fileno())
+                    got = call(own_sockets, READ, peer.fileno())
                     near = client.getsockname()[1]
 
-        assert f"tcp 127.0.0.1:{port} -> 127.0.0.1:{near}" == got
+        assert ("read", f"tcp 127.0.0.1:{port} -> 127.0.0.1:{near}") == got
+
+    @pytest.fixture(name="own_sockets")
+    def _own_sockets(self, fake_proc):
+        """
+        A process with the descriptors and the network of this one.
+        """
+        folder = fake_proc.add(7, "python")
+        for name in ("fd", "net"):
+            (folder / name).rmdir()
+            (folder / name).symlink_to(f"/proc/self/{name}")
+        return fake_proc
 
 
 def test_fake_proc_is_like_proc(fake_proc):

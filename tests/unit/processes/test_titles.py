@@ -6,15 +6,19 @@ from __future__ import annotations
 
 import pytest
 
-from distdebug.processes.roles.programs import (
-    is_python_name,
-    option_number,
-    program_of,
-)
-from distdebug.processes.roles.titles import parse_title, rank_of_title
+from distdebug.processes import find_workers, workers_of
 
 
-class TestParseTitle:
+def worker(fake_proc, *arguments, **options):
+    """
+    What the process of this command line is.
+    """
+    fake_proc.add(7, *arguments, **options)
+    (found,) = workers_of([7], fake_proc.root)
+    return found
+
+
+class TestTitles:
     @pytest.mark.parametrize(
         ("title", "expected"),
         [
@@ -40,124 +44,118 @@ class TestParseTitle:
             ),
             ("VLLM::EngineCore_DP1", {"dp": 1}),
             ("sglang::scheduler TP_1 CFG0", {"tp": 1, "cfg": 0}),
-            ("HTTP2_server MTP3 TP TPx TP1a", {}),
-            ("TP1_TP2", {"tp": 1}),
-            ("TP99999999", {}),
+            ("sglang::HTTP2_server MTP3 TP TPx TP1a", {}),
+            ("sglang::TP1_TP2", {"tp": 1}),
+            ("sglang::TP99999999", {}),
         ],
     )
-    def test_orders(self, title, expected):
+    def test_orders(self, fake_proc, title, expected):
         """
         All places are found, in any order, and nothing else is taken for one.
         """
-        places = parse_title(title)
+        places = worker(fake_proc, title).coordinates
 
         assert expected == dict(places)
         assert list(expected) == [name for name, _ in places]
 
-    def test_long(self):
+    def test_long(self, fake_proc):
         """
         A title of any length is read in part.
         """
-        assert len(parse_title("TP1_" * 10**6)) == 1
+        title = "sglang::scheduler " + "TP1_" * 16_000 + "PP1"
+
+        assert (("tp", 1),) == worker(fake_proc, title).coordinates
 
     @pytest.mark.parametrize(
-        ("title", "rank"),
+        ("places", "rank"),
         [
-            ("x_TP3", 3),
-            ("x_TP3_EP3", 3),
-            ("x_TP3_PP0", None),
-            ("x_DP1_TP3", None),
-            ("x", None),
+            ("_TP3", 3),
+            ("_TP3_EP3", 3),
+            ("_TP3_PP0", None),
+            ("_DP1_TP3", None),
+            ("", None),
         ],
     )
-    def test_rank(self, title, rank):
+    def test_rank(self, fake_proc, places, rank):
         """
         A place is a rank only where no other dimension can be wider than it
         seems.
         """
-        assert rank == rank_of_title(parse_title(title))
+        assert rank == worker(fake_proc, f"VLLM::Worker{places}").rank
 
 
-class TestIsPythonName:
-    @pytest.mark.parametrize(
-        "name",
-        [
-            "python",
-            "/usr/bin/python3",
-            "/opt/x y/python3.13t",
-            "pypy3.11",
-            "-python",
-            "python3-dbg",
-        ],
-    )
-    def test_is(self, name):
-        """
-        Interpreters are known by their names.
-        """
-        assert is_python_name(name)
+@pytest.mark.parametrize(
+    ("name", "is_python"),
+    [
+        ("python", True),
+        ("/usr/bin/python3", True),
+        ("/opt/x y/python3.13t", True),
+        ("pypy3.11", True),
+        ("-python", True),
+        ("python3-dbg", True),
+        ("bash", False),
+        ("mypython", False),
+        ("/python/bin/x", False),
+        ("python train.py", False),
+        ("ipython3", False),
+        ("", False),
+    ],
+)
+def test_interpreters(fake_proc, name, is_python):
+    """
+    Interpreters are known by their names, and only they can be ranks.
+    """
+    env = {"RANK": 0, "WORLD_SIZE": 1}
+    fake_proc.add(7, name, "train.py", environ=env)
 
-    @pytest.mark.parametrize(
-        "name",
-        [
-            "bash",
-            "mypython",
-            "/python/bin/x",
-            "python train.py",
-            "ipython3",
-            "",
-        ],
-    )
-    def test_is_not(self, name):
-        """
-        Nothing else is taken for one.
-        """
-        assert not is_python_name(name)
+    assert is_python == bool(find_workers(root=fake_proc.root))
 
 
-class TestProgramOf:
-    @pytest.mark.parametrize(
-        ("line", "program"),
-        [
-            ("python train.py --x", "train.py"),
-            ("python3 -u -O /a/train.py", "/a/train.py"),
-            ("python -m torch.distributed.run x.py", "torch.distributed.run"),
-            ("python -um pkg.mod", "pkg.mod"),
-            ("python -mpkg.mod", "pkg.mod"),
-            ("python -c pass", "-c"),
-            ("python -cpass", "-c"),
-            ("python -W ignore -X dev train.py", "train.py"),
-            ("python -Wignore::m -Xfaulthandler train.py", "train.py"),
-            ("python --check-hash-based-pycs always a.py", "a.py"),
-            ("python -", "-"),
-            ("python", ""),
-            ("python -i", ""),
-            ("python -m", ""),
-            ("bash train.py", ""),
-            ("", ""),
-        ],
-    )
-    def test_lines(self, line, program):
-        """
-        The program is what the interpreter runs, behind its own options.
-        """
-        assert program == program_of(line.split())
+@pytest.mark.parametrize(
+    ("line", "is_launcher"),
+    [
+        ("python torchrun --x", True),
+        ("python3 -u -O /a/torchrun", True),
+        ("python -m torch.distributed.run x.py", True),
+        ("python -um torch.distributed.run", True),
+        ("python -mdeepspeed.launcher.launch", True),
+        ("python -c pass torchrun", False),
+        ("python -cpass torchrun", False),
+        ("python train.py torchrun", False),
+        ("python -W ignore -X dev torchrun", True),
+        ("python -W torchrun train.py", False),
+        ("python -Wignore::m -Xfaulthandler torchrun", True),
+        ("python --check-hash-based-pycs always torchrun", True),
+        ("python - torchrun", False),
+        ("python", False),
+        ("python -i", False),
+        ("python -m", False),
+        ("bash torchrun", False),
+    ],
+)
+def test_programs(fake_proc, line, is_launcher):
+    """
+    A launcher is what the interpreter runs, behind its own options.
+    """
+    role = worker(fake_proc, *line.split()).role
+
+    assert is_launcher == (role == "launcher")
 
 
-class TestOptionNumber:
-    @pytest.mark.parametrize(
-        ("line", "number"),
-        [
-            ("x --local-rank=3", 3),
-            ("x --local_rank 4", 4),
-            ("x --local-rank", None),
-            ("x --local-rank=a", None),
-            ("x --local-rank=99999999999", None),
-            ("x --other=3", None),
-            ("x -- --local-rank=5", 5),
-        ],
-    )
-    def test_lines(self, line, number):
-        """
-        An option is read in all spellings.
-        """
-        assert number == option_number(line.split(), "rank", "local-rank")
+@pytest.mark.parametrize(
+    ("line", "number"),
+    [
+        ("x --local-rank=3", 3),
+        ("x --local_rank 4", 4),
+        ("x --local-rank", None),
+        ("x --local-rank=a", None),
+        ("x --local-rank=99999999999", None),
+        ("x --other=3", None),
+        ("x -- --local-rank=5", 5),
+    ],
+)
+def test_options(fake_proc, line, number):
+    """
+    The rank of a command line is read in all spellings.
+    """
+    assert number == worker(fake_proc, "python", *line.split()).local_rank

@@ -13,7 +13,6 @@ import pytest
 
 from distdebug.findings import Cause
 from distdebug.raylogs import (
-    Deaths,
     death_findings,
     death_of,
     find_deaths,
@@ -26,7 +25,7 @@ VERSIONS = ("2.9.3", "2.24.0", "2.40.0", "2.50.1", "2.60.0")
 MEMORY = ("2.9.3", "2.40.0", "2.60.0")
 
 
-def deaths_in(folder: Path) -> Deaths:
+def deaths_in(folder):
     """
     All that died below a folder.
     """
@@ -34,14 +33,14 @@ def deaths_in(folder: Path) -> Deaths:
 
 
 @pytest.fixture(params=VERSIONS)
-def recorded(request: pytest.FixtureRequest) -> Deaths:
+def recorded(request):
     """
     The deaths of one version: ranks 0 to 7 die each in its own way.
     """
     return deaths_in(DATA / request.param / "deaths")
 
 
-def test_each_way_to_die_is_told_apart(recorded: Deaths) -> None:
+def test_each_way_to_die_is_told_apart(recorded):
     """
     Every version shows by which way each rank ended.
     """
@@ -60,7 +59,7 @@ def test_each_way_to_die_is_told_apart(recorded: Deaths) -> None:
     } == kinds
 
 
-def test_the_other_actors_end_as_they_did(recorded: Deaths) -> None:
+def test_the_other_actors_end_as_they_did(recorded):
     """
     Errors in __init__, lost owners, and intended ends are known as such.
     """
@@ -79,22 +78,20 @@ def test_the_other_actors_end_as_they_did(recorded: Deaths) -> None:
     ] == kinds
 
 
-def test_the_first_is_the_first_that_nobody_wanted(recorded: Deaths) -> None:
+def test_the_first_is_the_first_that_nobody_wanted(recorded):
     """
     The crash of rank 0 comes first, with the line where it happened.
     """
     first = recorded.first
 
-    assert first is not None
     assert (0, "SIGSEGV") == (first.rank, first.signal)
     assert "string_at" == first.python_frames[0].function
     assert first.native_frames
-    assert first.log is not None
     assert first.log.name.endswith(".err")
     assert [first] == [x for x in recorded.deaths if x.is_first]
 
 
-def test_orphans_follow_from_their_owner(recorded: Deaths) -> None:
+def test_orphans_follow_from_their_owner(recorded):
     """
     Who dies with its owner follows from it, and names it.
     """
@@ -107,7 +104,7 @@ def test_orphans_follow_from_their_owner(recorded: Deaths) -> None:
     assert not owner.is_collateral
 
 
-def test_codes_and_errors_are_told(recorded: Deaths) -> None:
+def test_codes_and_errors_are_told(recorded):
     """
     What a process exited with, and what its __init__ raised, is known.
     """
@@ -120,19 +117,19 @@ def test_codes_and_errors_are_told(recorded: Deaths) -> None:
     assert "__init__" == by_kind["init_error"].python_frames[0].function
 
 
-def test_times_ascend(recorded: Deaths) -> None:
+def test_times_ascend(recorded):
     """
     The deaths stand in the order of time, each with the place where it is.
     """
     times = [x.time for x in recorded.deaths]
 
     assert None not in times
-    assert sorted(times, key=float) == times  # type: ignore[arg-type]
+    assert sorted(times, key=float) == times
     assert {"10.0.0.2"} == {x.ip for x in recorded.deaths}
     assert all(x.pid for x in recorded.deaths)
 
 
-def test_the_findings_begin_with_the_cause(recorded: Deaths) -> None:
+def test_the_findings_begin_with_the_cause(recorded):
     """
     The first finding blames the first death, the last one those who follow.
     """
@@ -149,7 +146,7 @@ def test_the_findings_begin_with_the_cause(recorded: Deaths) -> None:
     assert "loss of the owner" in findings[-1].summary
 
 
-def test_alike_ones_are_one_finding(recorded: Deaths) -> None:
+def test_alike_ones_are_one_finding(recorded):
     """
     Two ranks of one class that vanish are told together.
     """
@@ -162,7 +159,7 @@ def test_alike_ones_are_one_finding(recorded: Deaths) -> None:
     assert "possible" == finding.confidence
 
 
-def test_results_are_plain_data(recorded: Deaths) -> None:
+def test_results_are_plain_data(recorded):
     """
     Everything becomes JSON, and a table for people.
     """
@@ -175,9 +172,7 @@ def test_results_are_plain_data(recorded: Deaths) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_node_alone_tells_the_same_but_says_so(
-    version: str, tmp_path: Path
-) -> None:
+def test_a_node_alone_tells_the_same_but_says_so(version, tmp_path):
     """
     Without the log of the head, the ways to die are still told apart.
     """
@@ -188,7 +183,6 @@ def test_a_node_alone_tells_the_same_but_says_so(
     deaths = deaths_in(tmp_path)
 
     first = deaths.first
-    assert first is not None
     assert (0, "native_crash") == (first.rank, first.kind)
     kinds = {x.rank: x.kind for x in deaths.deaths if x.rank is not None}
     assert ("exit_code", "terminated") == (kinds[4], kinds[5])
@@ -198,14 +192,13 @@ def test_a_node_alone_tells_the_same_but_says_so(
 
 
 @pytest.mark.parametrize("version", MEMORY)
-def test_who_had_the_memory_is_to_blame(version: str) -> None:
+def test_who_had_the_memory_is_to_blame(version):
     """
     Ray kills the innocent first; the one with the most memory is the cause.
     """
     deaths = deaths_in(DATA / version / "memory")
 
     first = deaths.first
-    assert first is not None
     assert (1, "ray_oom", "Hog(rank=1)") == (
         first.rank,
         first.kind,
@@ -220,27 +213,25 @@ def test_who_had_the_memory_is_to_blame(version: str) -> None:
     assert "regain memory" in rest.summary
 
 
-def test_a_lost_node_comes_before_its_workers() -> None:
+def test_a_lost_node_comes_before_its_workers():
     """
     The node is the cause, its actors follow, and the rest ended as wanted.
     """
     deaths = deaths_in(DATA / "2.60.0" / "nodes")
 
     first = deaths.first
-    assert first is not None
     assert ("node_died", "", "w") == (first.kind, first.worker_id, first.host)
     follows = {x.actor for x in deaths.deaths if x.is_collateral}
     assert {"Far(rank=0)", "Far(rank=1)", "Near"} == follows
     assert "Node w was lost" in death_findings(deaths)[0].summary
 
 
-def test_a_death_is_found_by_rank_and_by_place() -> None:
+def test_a_death_is_found_by_rank_and_by_place():
     """
     A rank, a process of a node, or an id leads to the death.
     """
     deaths = deaths_in(DATA / "2.60.0" / "deaths")
     crash = deaths.first
-    assert crash is not None
 
     found = [
         death_of(deaths, rank=0),
@@ -253,7 +244,7 @@ def test_a_death_is_found_by_rank_and_by_place() -> None:
     assert [crash] * 5 == found
 
 
-def test_no_death_is_found_where_none_is() -> None:
+def test_no_death_is_found_where_none_is():
     """
     Nothing is guessed of others, nor without anything to go by.
     """

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
@@ -27,7 +26,6 @@ from distdebug.raylogs import (
     map_origins,
     read_driver_log,
 )
-from distdebug.raylogs.driver import tallies
 
 
 DATA = Path(__file__).parents[2] / "data" / "ray_sessions"
@@ -38,21 +36,21 @@ NODE = "c" * 56
 
 
 @pytest.fixture(params=VERSIONS)
-def recorded(request: pytest.FixtureRequest) -> DriverLog:
+def recorded(request):
     """
     The output of a driver of one version.
     """
     return read_driver_log(DATA / request.param / "deaths" / "driver.log")
 
 
-def read(*lines: str) -> DriverLog:
+def read(*lines):
     """
     Read lines as the output of a driver.
     """
     return read_driver_log(lines)
 
 
-def died(pid: int, detail: str = "", **fields: str) -> Sequence[str]:
+def died(pid, detail="", **fields):
     """
     What Ray prints when a method of a dead actor is called.
     """
@@ -68,7 +66,243 @@ def died(pid: int, detail: str = "", **fields: str) -> Sequence[str]:
     )
 
 
-def test_exceptions_of_methods_are_only_here(recorded: DriverLog) -> None:
+RAYLET = (
+    "(raylet) A worker died or was killed while executing a task by an "
+    "unexpected system error. Worker ID: {worker} Worker IP address: 10.0.0.1 "
+    "Worker port: 1 Worker PID: {pid} Worker exit type: SYSTEM_ERROR Worker "
+    "exit detail: Worker exits unexpectedly. Worker exits with an exit code 3."
+)
+
+
+def raised(pid, error, how="ray.exceptions."):
+    """
+    What a driver prints of an exception of a method.
+    """
+    return [
+        (
+            f"{how}RayTaskError(ValueError): ray::Trainer.fit() (pid={pid}, "
+            f"ip=10.0.0.1, actor_id={pid:032x}, repr=Trainer(rank={pid}))"
+        ),
+        '  File "/job/a.py", line 7, in fit',
+        error,
+    ]
+
+
+def uncaught(pid, error, place="<module>"):
+    """
+    What Python prints of an exception of a method, and where it got to.
+    """
+    return [
+        "Traceback (most recent call last):",
+        f'  File "/job/main.py", line 1, in {place}',
+        *raised(pid, error),
+    ]
+
+
+GONE = "Worker exit type: SYSTEM_ERROR Worker exit detail: gone"
+SOME = "(raylet) A worker died or was killed while executing a task by an "
+CRASH = "(Trainer(rank=2) pid=3) *** SIGABRT received at time=17 on cpu 1"
+CLOSED = "RuntimeError: [/p/gloo/x.cc:1] Connection closed by peer [::1]:1"
+# What a driver prints, what failed, and causes and ranks of the findings.
+FAILURES = {
+    "unavailable": (
+        (
+            f"ray.exceptions.ActorUnavailableError: The actor {ACTOR} is "
+            "unavailable: socket closed"
+        ),
+        ["actor_unavailable"],
+        ["actor_died"],
+    ),
+    "crashed": (
+        (
+            "ray.exceptions.WorkerCrashedError: The worker died unexpectedly while "
+            "executing this task."
+        ),
+        ["worker_crashed"],
+        ["actor_died"],
+    ),
+    "timeout": (
+        (
+            "(raylet) Some workers of the worker process(5) have not registered "
+            "within the timeout. The process is dead"
+        ),
+        ["start_timeout"],
+        ["ray_worker_start_timeout"],
+    ),
+    "memory": (
+        (
+            "ray.exceptions.OutOfMemoryError: Task was killed due to the node "
+            "running low on memory."
+        ),
+        ["out_of_memory"],
+        ["host_out_of_memory"],
+    ),
+    "node": (
+        (
+            f"(raylet) The node with node id: {NODE} and address: 10.0.0.7 and "
+            "node name: x has been marked dead because the detector has missed"
+        ),
+        ["node_died"],
+        ["actor_died"],
+    ),
+    "environment": (
+        (
+            "ray.exceptions.RuntimeEnvSetupError: Failed to set up runtime "
+            "environment."
+        ),
+        ["not_started"],
+        ["node_misconfigured"],
+    ),
+    # Objects whose owner died follow from that owner.
+    "owner": (
+        "ray.exceptions.OwnerDiedError: Failed to retrieve object",
+        ["owner_died"],
+        [],
+    ),
+    # That a call failed since a worker crashed elsewhere is not its fault.
+    "error of others": (
+        "ray::f() (pid=1, ip=a)\n  File x\nray.exceptions.ObjectLostError: x",
+        ["task_error ObjectLostError"],
+        [],
+    ),
+    # Ray names the exception before the traceback, which a program may cut.
+    "cut": (
+        "\n".join(raised(1, "    return x<")[:2]),
+        ["task_error ValueError"],
+        ["rank_crashed 1"],
+    ),
+    # A process that printed its signal died, even if no call failed of it.
+    "crash": (
+        f"{CRASH}\n(Stopped pid=4) *** SIGTERM received at time=17 on cpu 1",
+        ["worker_crashed"],
+        ["native_crash 2"],
+    ),
+    # What the node reports and what the caller raised is the same death.
+    "told twice": (
+        "\n".join(
+            [
+                f"{SOME}unexpected system error. Worker PID: 7 {GONE}",
+                *died(7, GONE),
+            ]
+        ),
+        ["worker_crashed", "actor_died"],
+        ["actor_died"],
+    ),
+    # A death is the cause of an exception that was printed before it.
+    "death and wait": (
+        "\n".join([*raised(2, CLOSED), RAYLET.format(worker=NODE, pid=1)]),
+        ["task_error RuntimeError", "worker_crashed"],
+        ["actor_died  likely", "network_failure  possible"],
+    ),
+    # Some exceptions tell more than that there was one; others are an error of
+    # whom raised them.
+    **{
+        error: (
+            "\n".join(raised(2, error)),
+            [f"task_error {error.partition(':')[0].rpartition('.')[2]}"],
+            [f"{cause} 2"],
+        )
+        for error, cause in (
+            (
+                "torch.OutOfMemoryError: CUDA out of memory.",
+                "gpu_out_of_memory",
+            ),
+            ("OSError: [Errno 28] No space left on device", "disk_full"),
+            (
+                "torch.DistStoreError: 9 s waiting for clients.",
+                "rendezvous_timeout",
+            ),
+            ("ValueError: x", "rank_crashed"),
+            (
+                "ConnectionResetError: [Errno 104] Connection reset by peer",
+                "rank_crashed",
+            ),
+            (
+                "requests.exceptions.ReadTimeout: HTTP read timed out",
+                "rank_crashed",
+            ),
+            ("TimeoutError: timed out", "rank_crashed"),
+        )
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "kinds", "expected"), FAILURES.values(), ids=FAILURES
+)
+def test_failures(text, kinds, expected):
+    """
+    Failures are known by their words, and told with their cause and ranks.
+    """
+    log = read_driver_log(f"{text}\n")
+
+    failures = [f"{x.kind} {x.error or ''}" for x in log.failures]
+    found = [
+        f"{x.cause.value} {','.join(map(str, x.ranks))} {x.confidence}"
+        for x in driver_findings(log)
+    ]
+    assert len(kinds) == len(failures), failures
+    assert all(map(str.startswith, failures, kinds)), failures
+    assert len(expected) == len(found), found
+    assert all(map(str.startswith, found, expected)), found
+
+
+@pytest.mark.parametrize(
+    ("message", "cause"),
+    [
+        (
+            (
+                "RuntimeError: [/p/gloo/transport/tcp/unbound_buffer.cc:78] Timed "
+                "out waiting 10000ms for recv operation to complete"
+            ),
+            "collective_timeout",
+        ),
+        (
+            (
+                "torch.distributed.DistBackendError: [Rank 1] Process group "
+                "watchdog thread terminated with exception: x"
+            ),
+            "collective_timeout",
+        ),
+        (
+            "RuntimeError: NCCL operation timed out after 1800 s",
+            "collective_timeout",
+        ),
+        (CLOSED, "network_failure"),
+        (
+            (
+                "torch.distributed.DistBackendError: NCCL error in: p.cpp:1, "
+                "remote process exited or there was a network error"
+            ),
+            "network_failure",
+        ),
+        (
+            (
+                "torch.distributed.DistNetworkError: recvValueWithTimeout failed: "
+                "Connection reset by peer"
+            ),
+            "network_failure",
+        ),
+    ],
+    ids=["gloo", "watchdog", "nccl", "closed", "remote", "store"],
+)
+def test_who_waited_in_vain_is_not_blamed(message, cause):
+    """
+    An exception of a collective tells of somebody else, whoever that is, and
+    how to find out.
+    """
+    (finding,) = driver_findings(read(*raised(2, message)))
+
+    assert (cause, ()) == (finding.cause, finding.ranks)
+    assert finding.summary.startswith(
+        "Trainer(rank=2) (pid 2, 10.0.0.1) waited in vain for another rank in "
+        "Trainer.fit(): "
+    )
+    assert "distdebug logs --deaths SESSION" in finding.remedy
+    assert "find_deaths" not in finding.remedy
+
+
+def test_exceptions_of_methods_are_only_here(recorded):
     """
     What a method raised is told with the rank, the process, and the line.
     """
@@ -85,7 +319,7 @@ def test_exceptions_of_methods_are_only_here(recorded: DriverLog) -> None:
     assert "KeyError" == errors["bad_task"].error
 
 
-def test_deaths_are_told_once(recorded: DriverLog) -> None:
+def test_deaths_are_told_once(recorded):
     """
     Actors that died are known by rank, even if several calls tell of them.
     """
@@ -98,7 +332,7 @@ def test_deaths_are_told_once(recorded: DriverLog) -> None:
     assert "SYSTEM_ERROR" == deaths[0].exit_type
 
 
-def test_errors_in_init_are_deaths(recorded: DriverLog) -> None:
+def test_errors_in_init_are_deaths(recorded):
     """
     An exception in __init__ is told with what was raised.
     """
@@ -108,7 +342,7 @@ def test_errors_in_init_are_deaths(recorded: DriverLog) -> None:
     assert "no such checkpoint: /ckpt/last" == death.message
 
 
-def test_intended_ends_are_known(recorded: DriverLog) -> None:
+def test_intended_ends_are_known(recorded):
     """
     Actors that left, or were killed by the program, ended as intended.
     """
@@ -120,7 +354,7 @@ def test_intended_ends_are_known(recorded: DriverLog) -> None:
     assert "Child" not in others
 
 
-def test_all_who_print_are_counted(recorded: DriverLog) -> None:
+def test_all_who_print_are_counted(recorded):
     """
     Each process is one source, also when its name changes.
     """
@@ -133,16 +367,13 @@ def test_all_who_print_are_counted(recorded: DriverLog) -> None:
     assert len({x.origin.pid for x in sources.values()}) == len(sources)
 
 
-def test_findings_begin_with_the_crash(recorded: DriverLog) -> None:
+def test_findings_begin_with_the_crash(recorded):
     """
     The crash comes first, intended ends and lost owners not at all.
     """
     findings = driver_findings(recorded)
 
-    assert (Cause.NATIVE_CRASH, (0,)) == (
-        findings[0].cause,
-        findings[0].ranks,
-    )
+    assert (Cause.NATIVE_CRASH, (0,)) == (findings[0].cause, findings[0].ranks)
     assert "SIGSEGV" in findings[0].summary
     assert "likely" == findings[0].confidence
     (raised,) = (x for x in findings if x.ranks == (6,))
@@ -151,7 +382,7 @@ def test_findings_begin_with_the_crash(recorded: DriverLog) -> None:
     assert not any("Child" in x.summary for x in findings)
 
 
-def test_results_are_plain_data(recorded: DriverLog) -> None:
+def test_results_are_plain_data(recorded):
     """
     Everything becomes JSON, and tables for people.
     """
@@ -162,7 +393,7 @@ def test_results_are_plain_data(recorded: DriverLog) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_sources_lead_to_files(version: str) -> None:
+def test_sources_lead_to_files(version):
     """
     Every process that printed leads to its own log and its node.
     """
@@ -183,7 +414,7 @@ def test_sources_lead_to_files(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", MEMORY)
-def test_who_had_the_memory_is_to_blame(version: str) -> None:
+def test_who_had_the_memory_is_to_blame(version):
     """
     Of those that Ray killed for memory the one with the most is named.
     """
@@ -197,7 +428,7 @@ def test_who_had_the_memory_is_to_blame(version: str) -> None:
     assert "1." in finding.summary
 
 
-def test_a_lost_node_is_told() -> None:
+def test_a_lost_node_is_told():
     """
     That a node was marked dead is a finding.
     """
@@ -208,7 +439,7 @@ def test_a_lost_node_is_told() -> None:
     assert "the node 10.0.0.2 was lost" in findings[0].summary
 
 
-def test_a_healthy_log_has_no_findings() -> None:
+def test_a_healthy_log_has_no_findings():
     """
     Progress, warnings, and words of failure are no failures.
     """
@@ -229,7 +460,7 @@ def test_a_healthy_log_has_no_findings() -> None:
     assert (2, 8) == (log.sources[0].lines, log.sources[0].count)
 
 
-def test_the_innermost_task_is_where_it_happened() -> None:
+def test_the_innermost_task_is_where_it_happened():
     """
     An exception that passed through several tasks is told of the last one.
     """
@@ -251,7 +482,7 @@ def test_the_innermost_task_is_where_it_happened() -> None:
     assert [2] == [x.line for x in error.frames]
 
 
-def test_who_waited_for_a_dead_actor_is_not_blamed() -> None:
+def test_who_waited_for_a_dead_actor_is_not_blamed():
     """
     A task that fails since an actor died tells of that actor.
     """
@@ -271,21 +502,7 @@ def test_who_waited_for_a_dead_actor_is_not_blamed() -> None:
     assert (7, "gone") == (log.deaths[0].pid, log.deaths[0].detail)
 
 
-def test_an_error_of_others_alone_is_no_finding() -> None:
-    """
-    That a call failed since a worker crashed elsewhere is not its fault.
-    """
-    log = read(
-        "ray::f() (pid=1, ip=a)",
-        '  File "/job/a.py", line 1, in f',
-        "ray.exceptions.ObjectLostError: lost",
-    )
-
-    assert () == driver_findings(log)
-    assert "ObjectLostError" == log.errors[0].error
-
-
-def test_interleaved_lines_do_not_disturb() -> None:
+def test_interleaved_lines_do_not_disturb():
     """
     What others print in between does not cut a traceback short.
     """
@@ -303,7 +520,7 @@ def test_interleaved_lines_do_not_disturb() -> None:
     assert {"T.f": ("ValueError", 2), "T.g": ("KeyError", None)} == found
 
 
-def test_one_failure_may_follow_another_at_once() -> None:
+def test_one_failure_may_follow_another_at_once():
     """
     Two blocks without a line in between are two failures.
     """
@@ -314,109 +531,7 @@ def test_one_failure_may_follow_another_at_once() -> None:
     assert [1, 2] == pids
 
 
-@pytest.mark.parametrize(
-    ("line", "kind", "cause"),
-    [
-        (
-            (
-                f"ray.exceptions.ActorUnavailableError: The actor {ACTOR} is "
-                "unavailable: socket closed"
-            ),
-            "actor_unavailable",
-            Cause.ACTOR_DIED,
-        ),
-        (
-            (
-                "ray.exceptions.WorkerCrashedError: The worker died unexpectedly "
-                "while executing this task."
-            ),
-            "worker_crashed",
-            Cause.ACTOR_DIED,
-        ),
-        (
-            (
-                "(raylet) Some workers of the worker process(5) have not "
-                "registered within the timeout. The process is dead"
-            ),
-            "start_timeout",
-            Cause.RAY_WORKER_START_TIMEOUT,
-        ),
-        (
-            (
-                "ray.exceptions.OutOfMemoryError: Task was killed due to the node "
-                "running low on memory."
-            ),
-            "out_of_memory",
-            Cause.HOST_OUT_OF_MEMORY,
-        ),
-        (
-            (
-                f"(raylet) The node with node id: {NODE} and address: 10.0.0.7 and "
-                "node name: x has been marked dead because the detector has missed"
-            ),
-            "node_died",
-            Cause.ACTOR_DIED,
-        ),
-        (
-            (
-                "ray.exceptions.RuntimeEnvSetupError: Failed to set up runtime "
-                "environment."
-            ),
-            "not_started",
-            Cause.NODE_MISCONFIGURED,
-        ),
-    ],
-    ids=["unavailable", "crashed", "timeout", "memory", "node", "environment"],
-)
-def test_other_failures_are_known(line: str, kind: str, cause: Cause) -> None:
-    """
-    Failures of one line are known by their words.
-    """
-    log = read(line)
-
-    (finding,) = driver_findings(log)
-
-    assert [kind] == [x.kind for x in log.failures]
-    assert cause == finding.cause
-
-
-def test_a_lost_owner_is_no_finding() -> None:
-    """
-    Objects whose owner died follow from that owner.
-    """
-    log = read("ray.exceptions.OwnerDiedError: Failed to retrieve object")
-
-    assert ["owner_died"] == [x.kind for x in log.deaths]
-    assert () == driver_findings(log)
-
-
-@pytest.mark.parametrize(
-    ("message", "cause"),
-    [
-        ("torch.OutOfMemoryError: CUDA out of memory.", "gpu_out_of_memory"),
-        ("OSError: [Errno 28] No space left on device", "disk_full"),
-        (
-            "torch.DistStoreError: 9 s waiting for clients.",
-            "rendezvous_timeout",
-        ),
-        ("ValueError: x", "rank_crashed"),
-    ],
-    ids=["gpu", "disk", "store", "other"],
-)
-def test_what_was_raised_decides_on_the_cause(
-    message: str, cause: str
-) -> None:
-    """
-    Some exceptions tell more than that there was one.
-    """
-    log = read("ray::T.f() (pid=1, ip=a)", "  File x", message)
-
-    (finding,) = driver_findings(log)
-
-    assert cause == finding.cause
-
-
-def test_a_signal_of_the_same_process_is_joined() -> None:
+def test_a_signal_of_the_same_process_is_joined():
     """
     A process that printed its signal crashed, whatever Ray says of it.
     """
@@ -434,72 +549,7 @@ def test_a_signal_of_the_same_process_is_joined() -> None:
     assert "Trainer (pid 3, 10.0.0.3) crashed with SIGBUS" in finding.summary
 
 
-def test_a_crash_that_nobody_waited_for_is_told() -> None:
-    """
-    A process that printed its signal died, even if no call failed of it.
-    """
-    log = read(
-        "(Trainer(rank=2) pid=3) *** SIGABRT received at time=17 on cpu 1",
-        "(Stopped pid=4) *** SIGTERM received at time=17 on cpu 1",
-    )
-
-    (finding,) = driver_findings(log)
-
-    assert (Cause.NATIVE_CRASH, (2,)) == (finding.cause, finding.ranks)
-    assert [3] == [x.pid for x in log.deaths]
-
-
-def test_a_crash_that_is_told_twice_is_one_finding() -> None:
-    """
-    What the node reports and what the caller raised is the same death.
-    """
-    log = read(
-        "(raylet) A worker died or was killed while executing a task by an "
-        "unexpected system error. Worker PID: 7 Worker exit type: "
-        "SYSTEM_ERROR Worker exit detail: gone",
-        *died(7, "Worker exit type: SYSTEM_ERROR Worker exit detail: gone"),
-    )
-
-    findings = driver_findings(log)
-
-    assert 2 == len(log.deaths)
-    assert 1 == len(findings)
-
-
-RAYLET = (
-    "(raylet) A worker died or was killed while executing a task by an "
-    "unexpected system error. Worker ID: {worker} Worker IP address: 10.0.0.1 "
-    "Worker port: 1 Worker PID: {pid} Worker exit type: SYSTEM_ERROR Worker "
-    "exit detail: Worker exits unexpectedly. Worker exits with an exit code 3."
-)
-
-
-def raised(pid: int, error: str, how: str = "ray.exceptions.") -> list[str]:
-    """
-    What a driver prints of an exception of a method.
-    """
-    return [
-        (
-            f"{how}RayTaskError(ValueError): ray::Trainer.fit() (pid={pid}, "
-            f"ip=10.0.0.1, actor_id={pid:032x}, repr=Trainer(rank={pid}))"
-        ),
-        '  File "/job/a.py", line 7, in fit',
-        error,
-    ]
-
-
-def uncaught(pid: int, error: str, place: str = "<module>") -> list[str]:
-    """
-    What Python prints of an exception of a method, and where it got to.
-    """
-    return [
-        "Traceback (most recent call last):",
-        f'  File "/job/main.py", line 1, in {place}',
-        *raised(pid, error),
-    ]
-
-
-def test_an_actor_with_a_name_is_read_in_full() -> None:
+def test_an_actor_with_a_name_is_read_in_full():
     """
     Ray puts the name of an actor before its class.
     """
@@ -530,7 +580,7 @@ def test_an_actor_with_a_name_is_read_in_full() -> None:
     ) == finding.summary
 
 
-def test_names_go_with_their_own_processes() -> None:
+def test_names_go_with_their_own_processes():
     """
     Of several deaths that a driver prints in a row, each has its own names.
     """
@@ -560,7 +610,7 @@ def test_names_go_with_their_own_processes() -> None:
     assert {(1, "Trainer", "one"), (2, "Reward", "two")} == told
 
 
-def test_a_cut_detail_is_completed_by_another_line() -> None:
+def test_a_cut_detail_is_completed_by_another_line():
     """
     What a program cut off is taken from what the node tells of the same end.
     """
@@ -575,115 +625,10 @@ def test_a_cut_detail_is_completed_by_another_line() -> None:
     assert bare.summary.endswith(" died.")
 
 
-def test_the_type_of_an_error_survives_a_cut() -> None:
-    """
-    Ray names the exception before the traceback, which a program may cut.
-    """
-    log = read(*raised(1, "    return x<")[:2])
-
-    assert ["ValueError"] == [x.error for x in log.errors]
-
-
-@pytest.mark.parametrize(
-    ("message", "cause"),
-    [
-        (
-            (
-                "RuntimeError: [/p/gloo/transport/tcp/unbound_buffer.cc:78] Timed "
-                "out waiting 10000ms for recv operation to complete"
-            ),
-            "collective_timeout",
-        ),
-        (
-            (
-                "torch.distributed.DistBackendError: [Rank 1] Process group "
-                "watchdog thread terminated with exception: x"
-            ),
-            "collective_timeout",
-        ),
-        (
-            "RuntimeError: NCCL operation timed out after 1800 s",
-            "collective_timeout",
-        ),
-        (
-            (
-                "RuntimeError: [/p/gloo/transport/tcp/pair.cc:534] Connection "
-                "closed by peer [10.0.0.1]:7315"
-            ),
-            "network_failure",
-        ),
-        (
-            (
-                "torch.distributed.DistBackendError: NCCL error in: p.cpp:1, "
-                "remote process exited or there was a network error"
-            ),
-            "network_failure",
-        ),
-        (
-            (
-                "torch.distributed.DistNetworkError: recvValueWithTimeout failed: "
-                "Connection reset by peer"
-            ),
-            "network_failure",
-        ),
-    ],
-    ids=["gloo", "watchdog", "nccl", "closed", "remote", "store"],
-)
-def test_who_waited_in_vain_is_not_blamed(message: str, cause: str) -> None:
-    """
-    An exception of a collective tells of somebody else, whoever that is.
-    """
-    log = read(*raised(2, message))
-
-    (finding,) = driver_findings(log)
-
-    assert (cause, ()) == (finding.cause, finding.ranks)
-    assert finding.summary.startswith(
-        "Trainer(rank=2) (pid 2, 10.0.0.1) waited in vain for another rank in "
-        "Trainer.fit(): "
-    )
-    assert "distdebug logs --deaths SESSION" in finding.remedy
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        "ConnectionResetError: [Errno 104] Connection reset by peer",
-        "requests.exceptions.ReadTimeout: HTTP read timed out",
-        "TimeoutError: timed out",
-    ],
-    ids=["reset", "http", "bare"],
-)
-def test_other_connections_are_none_of_a_collective(message: str) -> None:
-    """
-    That some server did not answer is an error of who asked it.
-    """
-    log = read(*raised(2, message))
-
-    (finding,) = driver_findings(log)
-
-    assert (Cause.RANK_CRASHED, (2,)) == (finding.cause, finding.ranks)
-
-
-def test_who_died_comes_before_who_waited() -> None:
-    """
-    A death is the cause of an exception that was printed before it.
-    """
-    gloo = "RuntimeError: [/p/gloo/x.cc:1] Connection closed by peer [::1]:1"
-    log = read(*raised(2, gloo), RAYLET.format(worker=NODE, pid=1))
-
-    findings = driver_findings(log)
-
-    assert [Cause.ACTOR_DIED, Cause.NETWORK_FAILURE] == [
-        x.cause for x in findings
-    ]
-    assert ["likely", "possible"] == [x.confidence for x in findings]
-
-
 GOES_ON = [f"(Trainer(rank=9) pid=9) step {i}" for i in range(300)]
 
 
-def test_what_ended_the_driver_comes_first() -> None:
+def test_what_ended_the_driver_comes_first():
     """
     What a driver outlived for long is only possibly the cause of its end.
     """
@@ -748,7 +693,7 @@ def test_what_ended_the_driver_comes_first() -> None:
         "in_function",
     ],
 )
-def test_else_the_first_failure_comes_first(lines: list[str]) -> None:
+def test_else_the_first_failure_comes_first(lines):
     """
     Nothing is turned round unless the driver clearly ended of the later one.
     """
@@ -760,7 +705,7 @@ def test_else_the_first_failure_comes_first(lines: list[str]) -> None:
     assert findings[1].summary.startswith("Later, ")
 
 
-def test_what_came_right_before_the_end_is_not_outlived() -> None:
+def test_what_came_right_before_the_end_is_not_outlived():
     """
     Between what was outlived and the end, what failed first comes first.
     """
@@ -777,19 +722,7 @@ def test_what_came_right_before_the_end_is_not_outlived() -> None:
     assert ["line 304", "line 307", "line 1"] == quoted
 
 
-def test_remedies_name_the_command() -> None:
-    """
-    Whoever reads a finding in a shell is told a command.
-    """
-    log = read(*died(7))
-
-    (finding,) = driver_findings(log)
-
-    assert "distdebug logs --deaths SESSION" in finding.remedy
-    assert "find_deaths" not in finding.remedy
-
-
-def test_own_representations_name_actors() -> None:
+def test_own_representations_name_actors():
     """
     The repr of an object that has none of its own is left out.
     """
@@ -808,7 +741,7 @@ def test_own_representations_name_actors() -> None:
     ] == found
 
 
-def test_a_block_is_bounded() -> None:
+def test_a_block_is_bounded():
     """
     Lines that never end a block do not fill the memory.
     """
@@ -819,7 +752,7 @@ def test_a_block_is_bounded() -> None:
     assert "" == error.error
 
 
-def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error(tmp_path):
     """
     Asking for a log that is not there is told as such.
     """
@@ -830,7 +763,7 @@ def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
         list(driver_lines(str(tmp_path / "none.log")))
 
 
-def test_a_folder_in_place_of_a_log_is_missing(tmp_path: Path) -> None:
+def test_a_folder_in_place_of_a_log_is_missing(tmp_path):
     """
     What cannot be read is told in the result.
     """
@@ -848,9 +781,7 @@ def test_a_folder_in_place_of_a_log_is_missing(tmp_path: Path) -> None:
         ("driver.log.gz", b"\x1f\x8b\x08\0\0", "end-of-stream"),
     ],
 )
-def test_a_broken_log_is_named(
-    tmp_path: Path, name: str, data: bytes, reason: str
-) -> None:
+def test_a_broken_log_is_named(tmp_path, name, data, reason):
     """
     What cannot be read is an error that names the file, or told as missing.
     """
@@ -866,7 +797,7 @@ def test_a_broken_log_is_named(
     assert reason in missing.reason
 
 
-def test_a_text_of_lines_is_read() -> None:
+def test_a_text_of_lines_is_read():
     """
     A text of several lines is a log, not the name of one.
     """
@@ -876,7 +807,7 @@ def test_a_text_of_lines_is_read() -> None:
     assert "(raylet)" == str(log.sources[0])
 
 
-def test_other_prefixes_are_no_sources() -> None:
+def test_other_prefixes_are_no_sources():
     """
     Ranks of torchrun are no processes of Ray.
     """
@@ -886,7 +817,7 @@ def test_other_prefixes_are_no_sources() -> None:
 
 
 @pytest.fixture
-def sessions(tmp_path: Path) -> tuple[RaySession, RaySession]:
+def sessions(tmp_path):
     """
     Two nodes: that of the driver, and another; both have a process 5.
     """
@@ -903,9 +834,7 @@ def sessions(tmp_path: Path) -> tuple[RaySession, RaySession]:
     return found[0], found[1]
 
 
-def match_of(
-    sessions: Sequence[RaySession], pid: int, ip: str | None
-) -> tuple[str | None, str]:
+def match_of(sessions, pid, ip):
     """
     Which worker is meant by a prefix, and why none is.
     """
@@ -916,9 +845,7 @@ def match_of(
     return match.worker and match.worker.worker_id[0], match.reason
 
 
-def test_no_address_means_the_node_of_the_driver(
-    sessions: tuple[RaySession, RaySession],
-) -> None:
+def test_no_address_means_the_node_of_the_driver(sessions):
     """
     The same number on another node belongs to who has the address.
     """
@@ -937,9 +864,7 @@ def test_no_address_means_the_node_of_the_driver(
     ] == found
 
 
-def test_a_single_session_will_do(
-    sessions: tuple[RaySession, RaySession],
-) -> None:
+def test_a_single_session_will_do(sessions):
     """
     One session may be given as it is; others are then unknown.
     """
@@ -951,9 +876,7 @@ def test_a_single_session_will_do(
     assert "the folder of the driver's node is not here" == match.reason
 
 
-def test_nodes_without_an_address_are_tried(
-    sessions: tuple[RaySession, RaySession],
-) -> None:
+def test_nodes_without_an_address_are_tried(sessions):
     """
     A node that does not tell its address may still have the process.
     """
@@ -964,9 +887,7 @@ def test_nodes_without_an_address_are_tried(
     assert ("2", "") == found
 
 
-def test_numbers_that_were_used_twice_are_told_by_name(
-    sessions: tuple[RaySession, RaySession],
-) -> None:
+def test_numbers_that_were_used_twice_are_told_by_name(sessions):
     """
     Of two workers with one number the one of that name is meant, if any.
     """
@@ -981,7 +902,7 @@ def test_numbers_that_were_used_twice_are_told_by_name(
     assert (None, "2 workers had number 5") == unclear
 
 
-def test_folders_that_are_gone_are_no_nodes(tmp_path: Path) -> None:
+def test_folders_that_are_gone_are_no_nodes(tmp_path):
     """
     A session whose folder vanished has no workers.
     """
@@ -993,7 +914,7 @@ def test_folders_that_are_gone_are_no_nodes(tmp_path: Path) -> None:
     assert (None, "no worker there had number 5") == found
 
 
-def test_labels_fall_back_to_what_is_known() -> None:
+def test_labels_fall_back_to_what_is_known():
     """
     Who failed is named as well as possible.
     """
@@ -1006,9 +927,7 @@ def test_labels_fall_back_to_what_is_known() -> None:
     assert ["a worker", "f", "T (rank 2)"] == labels
 
 
-def test_submitted_jobs_are_found(
-    sessions: tuple[RaySession, RaySession], tmp_path: Path
-) -> None:
+def test_submitted_jobs_are_found(sessions, tmp_path):
     """
     What Ray keeps of submitted drivers is found, and nothing else.
     """
@@ -1022,11 +941,11 @@ def test_submitted_jobs_are_found(
     assert [(log,), ()] == found
 
 
-def test_sources_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sources_are_bounded(monkeypatch):
     """
     However many processes print, only so many are told.
     """
-    monkeypatch.setattr(tallies, "_MOST_SOURCES", 2)
+    monkeypatch.setattr("distdebug.raylogs.driver.tallies._MOST_SOURCES", 2)
 
     log = read_driver_log([f"(A pid={pid}) x" for pid in (1, 2, 3, 1)])
 

@@ -6,6 +6,7 @@ A thread that writes is not needed: what the reader waits by does the writing.
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 import time
@@ -13,13 +14,7 @@ import time
 import pytest
 
 from distdebug.errors import LogError
-from distdebug.raylogs import (
-    LogPart,
-    RaySession,
-    WorkerLog,
-    follow_lines,
-    following,
-)
+from distdebug.raylogs import LogPart, RaySession, WorkerLog, follow_lines
 
 
 class Steps(threading.Event):
@@ -43,11 +38,10 @@ class Steps(threading.Event):
 
 
 @pytest.fixture
-def path(tmp_path, monkeypatch):
+def path(tmp_path):
     """
-    A file with one line; folders are searched at every look.
+    A file with one line.
     """
-    monkeypatch.setattr(following, "_SEARCH_S", -1)
     path = tmp_path / "logs" / "worker.out"
     path.parent.mkdir()
     path.write_text("old\n")
@@ -171,6 +165,19 @@ def test_appearing(path):
     assert ["x"] == follow(path.parent, append(late, "x\n"))
 
 
+def test_appearing_for_a_while(path, monkeypatch):
+    """
+    Folders are searched every now and then.
+    """
+    late = path.with_name("late.out")
+    clock = itertools.count(step=3.0)
+    monkeypatch.setattr(time, "monotonic", clock.__next__)
+
+    got = follow(path.parent, append(late, "x\n"), late.unlink)
+
+    assert ["x"] == got
+
+
 def test_folder(path):
     """
     In a folder, parts that were rotated and what is packed are left out.
@@ -203,18 +210,15 @@ def test_worker(path):
     assert ["a", "b"] == got
 
 
-def test_much(path, monkeypatch):
+def test_much(path):
     """
     Much is read in turns, without waiting between them.
     """
-    monkeypatch.setattr(following, "_BLOCK", 8)
-    monkeypatch.setattr(following, "_BLOCKS", 2)
-    path.write_text("0123456\n" * 10)
-    stop = Steps()
+    path.write_text(("x" * 100_000 + "\n") * 50)
 
-    lines = list(follow_lines(path, stop=stop, from_start=True))
+    lines = list(follow_lines(path, stop=Steps(), from_start=True))
 
-    assert 10 == len(lines)
+    assert 50 == len(lines)
 
 
 def test_time_out(path):

@@ -4,121 +4,214 @@ Asking a cluster that is alive, in a process of its own.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import socket
 import sys
-import types
 
-from types import SimpleNamespace
-
+import attrs
 import pytest
 
-from distdebug.capture.tool import ToolOutput
 from distdebug.errors import MissingDependencyError, NodesError
-from distdebug.raylogs import (
-    LiveCluster,
-    RaySession,
-    WorkerLog,
-    ask_live_actors,
-    live,
-    live_child,
-    with_live,
-)
-from distdebug.raylogs.actors import KnownActor
+from distdebug.raylogs import RaySession, WorkerLog, ask_live_actors, with_live
 
 
-NODE, ACTOR = "ab" * 28, "f00d" * 8
-TOLD = {
-    "actors": [{"actor_id": ACTOR, "actor_name": "trainer_0", "pid": 7}],
-    "nodes": [
-        {"node_id": NODE, "ip": "10.0.0.1", "host": "a", "is_alive": True},
-        {"node_id": "", "ip": "10.0.0.2", "host": "b", "is_alive": False},
-    ],
+pytestmark = pytest.mark.process
+
+
+NODE, ACTOR, OTHER = "ab" * 28, "f00d" * 8, "beef" * 8
+
+# As much of Ray as the process looks at.  It notes where it is asked.
+FAKE = {
+    "ray/__init__.py": "",
+    "ray/_private/__init__.py": "",
+    "ray/_private/services.py": """
+import os
+import pathlib
+import time
+
+def canonicalize_bootstrap_address_or_die(address):
+    pathlib.Path({asked}).write_text(address or "the usual one")
+    manner = os.environ["MANNER"]
+    if manner == "late":
+        time.sleep(60)
+    elif manner == "fails":
+        raise ConnectionError("no head")
+    elif manner == "silent":
+        os._exit(0)
+    elif manner == "strange":
+        os.write(1, b'distdebug:{{"actors": 7}}')
+        os._exit(0)
+    print("noise")
+    return address or "the usual one"
+""",
+    "ray/_private/state.py": f"""
+class GlobalState:
+    def _initialize_global_state(self, options):
+        self.address = options
+
+    def actor_table(self, actor_id):
+        place = {{{{"NodeID": "{NODE}"}}}}
+        return {{{{
+            1: {{{{"ActorID": "{OTHER}", "ActorClassName": "A", "Pid": 7,
+                "Address": place, "State": "ALIVE"}}}},
+            2: {{{{"ActorID": "{ACTOR}", "ActorClassName": "B",
+                "Name": "trainer_0"}}}},
+        }}}}
+
+    def node_table(self):
+        return [
+            {{{{"NodeID": "{NODE}", "NodeManagerAddress": "10.0.0.1",
+              "NodeManagerHostname": "a", "Alive": True}}}},
+            {{{{"NodeID": "", "NodeManagerAddress": "10.0.0.2",
+              "NodeManagerHostname": "b", "Alive": False}}}},
+        ]
+""",
+    "ray/_raylet.py": """
+class GcsClientOptions:
+    @staticmethod
+    def create(address, *_, **__):
+        return address
+""",
+    "ray/util/__init__.py": "",
+    "ray/util/state.py": f"""
+import os
+import pathlib
+import types
+
+def list_actors(**options):
+    asked = pathlib.Path({{asked}})
+    if os.environ["RAY_ADDRESS"] != asked.read_text():
+        raise ValueError("another dashboard")
+    if os.environ["MANNER"] == "no dashboard":
+        raise RuntimeError
+    told = (("{OTHER}", "A(1)"), ("{"f" * 32}", "Foreign()"))
+    return [types.SimpleNamespace(actor_id=a, repr_name=t) for a, t in told]
+""",
 }
 
 
+@pytest.fixture(name="asked")
+def fake_ray(tmp_path, monkeypatch):
+    """
+    Where a cluster was asked; a file that is there when one was.  Everything
+    in this process and its children takes a fake for Ray.
+    """
+    root, asked = tmp_path / "fake", tmp_path / "asked"
+    for name, text in FAKE.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text and text.format(asked=repr(str(asked))))
+    for name in [x for x in sys.modules if x.partition(".")[0] == "ray"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(root)
+    monkeypatch.setenv("PYTHONPATH", str(root), prepend=os.pathsep)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.8:6379")
+    monkeypatch.setenv("MANNER", "answers")
+    return asked
+
+
 @pytest.fixture
-def asked(monkeypatch):
+def network(asked, monkeypatch):
     """
-    What was asked; whoever asks gets the answer that is set here.
+    The same, and the ports at which nobody listens; at all others somebody
+    does.
     """
-    seen = SimpleNamespace(argv=[], answer=ToolOutput(0, "", ""), silent=())
+    silent = []
 
-    def run_tool(argv, *, timeout_s):
-        seen.argv = argv
-        return seen.answer
+    def connect(address, timeout):
+        if address[1] in silent:
+            raise ConnectionRefusedError
+        return contextlib.nullcontext()
 
-    monkeypatch.setattr(live, "run_tool", run_tool)
-    monkeypatch.setattr(
-        live,
-        "knock",
-        lambda x, _: "refused" if x in seen.silent else "answers",
-    )
-    monkeypatch.setattr(live, "find_spec", lambda name: True)
-    return seen
+    monkeypatch.setattr(socket, "create_connection", connect)
+    return asked, silent
 
 
-def test_ask(asked, tmp_path):
+@pytest.fixture(name="session")
+def head(tmp_path):
     """
-    The answer is taken from among what Ray prints; a session tells the
-    address.
+    A session whose folder tells where its GCS listens, and another cluster
+    that was the last to use its temporary folder.
     """
-    (tmp_path / "ray_current_cluster").write_text("10.0.0.1:6379\n")
+    (tmp_path / "ray_current_cluster").write_text("10.0.0.9:6379\n")
     root = tmp_path / "session_x"
-    session = RaySession(root=root, logs=root, name="session_x")
-    output = f"noise\ndistdebug:{json.dumps(TOLD)}\n"
-    asked.answer = ToolOutput(0, output, "")
+    root.mkdir()
+    (root / f"gcs_server_port_{NODE}").write_text("6380")
+    return RaySession(
+        root=root, logs=root, name="x", node_id=NODE, ip="10.0.0.1"
+    )
 
-    found = ask_live_actors(session, timeout_s=5)
 
-    assert ["10.0.0.1:6379", "5"] == asked.argv[-2:]
-    assert ["trainer_0"] == [x.actor_name for x in found.actors]
-    assert ["10.0.0.2"] == [x.ip for x in found.dead_nodes]
+@pytest.mark.parametrize(
+    ("manner", "text"), [("answers", "A(1)"), ("no dashboard", "")]
+)
+def test_ask(asked, monkeypatch, manner, text):
+    """
+    The tables of the GCS tell the actors, and the state API adds what only it
+    knows of these, and not of another cluster's.
+    """
+    monkeypatch.setenv("MANNER", manner)
+
+    found = ask_live_actors("10.0.0.1:6379")
+
+    first, second = found.actors
+    (node,) = found.dead_nodes
+    assert "10.0.0.1:6379" == asked.read_text()
+    assert ("A", text, 7) == (first.actor_class, first.actor_repr, first.pid)
+    assert (NODE, "ALIVE") == (first.node_id, first.state)
+    assert (ACTOR, "trainer_0") == (second.actor_id, second.actor_name)
+    assert ("10.0.0.2", "b") == (node.ip, node.host)
     assert found.to_dict() == json.loads(json.dumps(found.to_dict()))
 
 
 @pytest.mark.parametrize(
-    ("answer", "reason"),
+    ("manner", "reason"),
     [
-        (ToolOutput(None, "", ""), "nothing within 20 s"),
-        (ToolOutput(1, "", "Trace\nConnectionError: x\n"), "ConnectionError"),
-        (ToolOutput(0, "no mark", ""), "nothing within"),
-        (ToolOutput(0, 'distdebug:{"actors": 7}', ""), "nothing within"),
+        ("late", r"nothing within 0\.3 s"),
+        ("fails", "ConnectionError: no head"),
+        ("silent", "nothing within"),
+        ("strange", "nothing within"),
     ],
-    ids=["late", "failed", "silent", "strange"],
 )
-def test_no_answer(asked, tmp_path, answer, reason):
+def test_no_answer(asked, monkeypatch, manner, reason):
     """
     No answer, or one that is none, is told, with what helps.
     """
-    asked.answer = answer
+    monkeypatch.setenv("MANNER", manner)
 
     with pytest.raises(NodesError, match=reason) as caught:
-        ask_live_actors()
+        ask_live_actors(timeout_s=0.3 if manner == "late" else 20)
 
-    assert "" == asked.argv[-2]
     assert "files" in caught.value.remedy
 
 
 @pytest.mark.parametrize(
-    ("ip", "address"),
-    [("10.0.0.1", "10.0.0.1:6380"), ("fd00::1", "[fd00::1]:6380")],
+    ("ip", "refusing", "expected"),
+    [
+        ("10.0.0.1", [], "10.0.0.1:6380"),
+        ("fd00::1", [], "[fd00::1]:6380"),
+        ("10.0.0.1", [6380], "10.0.0.9:6379"),
+        ("10.0.0.1", [6380, 6379], "the usual one"),
+        # Nothing tells the address, but the node tells the cluster.
+        (None, [6379], "the usual one"),
+    ],
 )
-def test_own_address(asked, tmp_path, ip, address):
+def test_address(network, session, ip, refusing, expected):
     """
-    A session that tells its own address is asked there, whichever cluster
-    used its temporary folder last.
+    A session is asked at its own address, whichever cluster used its
+    temporary folder last, unless nobody listens there: the session was copied,
+    or its head has moved.
     """
-    (tmp_path / "ray_current_cluster").write_text("10.0.0.9:6379")
-    root = tmp_path / "session_x"
-    root.mkdir()
-    (root / f"gcs_server_port_{NODE}").write_text("6380")
-    session = RaySession(root=root, logs=root, name="x", node_id=NODE, ip=ip)
-    asked.answer = ToolOutput(0, f"distdebug:{json.dumps(TOLD)}\n", "")
+    asked, silent = network
+    silent += refusing
+    here = attrs.evolve(session, ip=ip)
 
-    ask_live_actors(session)
+    found = ask_live_actors(here)
 
-    assert address == asked.argv[-2]
+    assert expected == asked.read_text()
+    assert "trainer_0" == found.actors[1].actor_name
 
 
 @pytest.mark.parametrize("told", ["", "two words", "\0:1", "10.0.0.1"])
@@ -133,192 +226,42 @@ def test_no_address(asked, tmp_path, told):
     with pytest.raises(NodesError, match="does not tell where") as caught:
         ask_live_actors(session)
 
-    assert [] == asked.argv
+    assert not asked.exists()
     assert "host:port" in caught.value.remedy
 
 
-@pytest.mark.parametrize(
-    ("silent", "address"),
-    [
-        ([], "10.0.0.1:6380"),
-        (["10.0.0.1:6380"], "10.0.0.9:6379"),
-        (["10.0.0.1:6380", "10.0.0.9:6379"], ""),
-    ],
-)
-def test_where_somebody_listens(asked, tmp_path, silent, address):
-    """
-    A place where nobody listens is not asked: the session was copied, or its
-    head has moved.
-    """
-    (tmp_path / "ray_current_cluster").write_text("10.0.0.9:6379")
-    root = tmp_path / "session_x"
-    root.mkdir()
-    (root / f"gcs_server_port_{'c' * 56}").write_text("6380")
-    session = RaySession(
-        root=root, logs=root, name="x", node_id=NODE, ip="10.0.0.1"
-    )
-    asked.silent = silent
-    asked.answer = ToolOutput(0, f"distdebug:{json.dumps(TOLD)}\n", "")
-
-    ask_live_actors(session)
-
-    assert address == asked.argv[-2]
-
-
-def test_usual_address(asked, tmp_path):
-    """
-    By its node, the cluster of this machine is known to be the session's.
-    """
-    session = RaySession(root=tmp_path, logs=tmp_path, name="s", node_id=NODE)
-    asked.answer = ToolOutput(0, f"distdebug:{json.dumps(TOLD)}\n", "")
-
-    found = ask_live_actors(session)
-
-    assert "" == asked.argv[-2]
-    assert ["trainer_0"] == [x.actor_name for x in found.actors]
-
-
-def test_another_cluster(asked, tmp_path):
+def test_another_cluster(network, session):
     """
     What answers where the cluster of a session was may be another one.
     """
-    (tmp_path / "ray_current_cluster").write_text("10.0.0.1:6379")
-    root = tmp_path / "old"
-    session = RaySession(root=root, logs=root, name="old", node_id="b" * 56)
-    asked.answer = ToolOutput(0, f"distdebug:{json.dumps(TOLD)}\n", "")
+    old = attrs.evolve(session, name="old", node_id="b" * 56)
 
     with pytest.raises(NodesError, match=r"another cluster than that of old"):
-        ask_live_actors(session)
+        ask_live_actors(old)
 
 
 def test_without_ray(monkeypatch):
     """
     Without Ray, that is said.
     """
-    monkeypatch.setattr(live, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "ray", None)
 
     with pytest.raises(MissingDependencyError, match="needs Ray"):
         ask_live_actors()
 
 
-def test_join(tmp_path):
+def test_join(asked, session):
     """
     Workers are joined by actor, or else by node and process; others stay.
     """
-    session = RaySession(root=tmp_path, logs=tmp_path, name="s", node_id=NODE)
     logs = [
         WorkerLog(session=session, worker_id="1", pid=7),
         WorkerLog(session=session, worker_id="2", pid=8, actor_id=ACTOR),
         WorkerLog(session=session, worker_id="3", pid=9, actor_class="C"),
     ]
-    told = LiveCluster(
-        actors=(
-            KnownActor(actor_id="x", actor_class="A", pid=7, node_id=NODE),
-            KnownActor(actor_id=ACTOR, actor_name="b", actor_class="B"),
-        )
-    )
 
-    found = with_live(logs, told)
+    found = with_live(logs, ask_live_actors())
 
     assert ["A", "B", "C"] == [log.actor_class for log in found]
-    assert ["x", ACTOR, None] == [log.actor_id for log in found]
-    assert [None, "b", None] == [log.actor_name for log in found]
-
-
-@pytest.fixture
-def ray(monkeypatch):
-    """
-    As much of Ray as the process looks at.
-    """
-    fake = SimpleNamespace(address=None, fails=False)
-
-    class GlobalState:
-        """
-        The tables of the GCS.
-        """
-
-        def _initialize_global_state(self, options):
-            fake.address = options
-
-        def actor_table(self, actor_id):
-            """
-            Its actors.
-            """
-            return {
-                ACTOR: {
-                    "ActorID": ACTOR,
-                    "ActorClassName": "A",
-                    "Name": "trainer_0",
-                    "Pid": 7,
-                    "Address": {"NodeID": NODE},
-                    "State": "ALIVE",
-                }
-            }
-
-        def node_table(self):
-            """
-            Its nodes.
-            """
-            return [
-                {
-                    "NodeID": NODE,
-                    "NodeManagerAddress": "10.0.0.1",
-                    "NodeManagerHostname": "a",
-                    "Alive": False,
-                }
-            ]
-
-    def list_actors(**options):
-        fake.dashboard_of = os.environ["RAY_ADDRESS"]
-        if fake.fails:
-            raise RuntimeError
-        return [
-            SimpleNamespace(actor_id=actor, repr_name=text)
-            for actor, text in ((ACTOR, "A(1)"), ("f" * 32, "Foreign()"))
-        ]
-
-    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.9:6379")
-    modules = {
-        "ray": {},
-        "ray._private": {},
-        "ray._private.services": {
-            "canonicalize_bootstrap_address_or_die": lambda x: x or "usual"
-        },
-        "ray._private.state": {"GlobalState": GlobalState},
-        "ray._raylet": {
-            "GcsClientOptions": SimpleNamespace(create=lambda x, *_, **__: x)
-        },
-        "ray.util": {},
-        "ray.util.state": {"list_actors": list_actors},
-    }
-    for name, content in modules.items():
-        module = types.ModuleType(name)
-        vars(module).update(content)
-        monkeypatch.setitem(sys.modules, name, module)
-    return fake
-
-
-@pytest.mark.parametrize(("fails", "text"), [(False, "A(1)"), (True, "")])
-def test_child(ray, capsys, fails, text):
-    """
-    The tables of the GCS tell the actors, and the state API adds what only it
-    knows of these, and not of another cluster's.
-    """
-    ray.fails = fails
-
-    live_child.main("", "5")
-
-    answer = capsys.readouterr().out.partition("distdebug:")[2]
-    told = live._cluster(json.loads(answer))
-    (actor,) = told.actors
-    (node,) = told.dead_nodes
-    assert "usual" == ray.address == ray.dashboard_of
-    assert (ACTOR, "A", 7, NODE, "ALIVE") == (
-        actor.actor_id,
-        actor.actor_class,
-        actor.pid,
-        actor.node_id,
-        actor.state,
-    )
-    assert ("trainer_0", text) == (actor.actor_name, actor.actor_repr)
-    assert ("10.0.0.1", "a") == (node.ip, node.host)
+    assert [OTHER, ACTOR, None] == [log.actor_id for log in found]
+    assert [None, "trainer_0", None] == [log.actor_name for log in found]

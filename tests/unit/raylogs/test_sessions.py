@@ -265,7 +265,7 @@ def test_depth(tmp_path):
     Folders are searched to some depth, and no link is followed on the way.
     """
     make_session(tmp_path / "a" / "b" / "c" / "d")
-    deep = tmp_path.joinpath(*"abcdefgh")
+    deep = tmp_path.joinpath(*"zbcdefgh")
     make_session(deep, SECOND)
     (tmp_path / "round").symlink_to(tmp_path)
 
@@ -295,73 +295,76 @@ def test_facts_of_state(tmp_path):
 
     found = open_ray_session(logs.parent)
 
-    assert (NODE, "10.0.0.7", "10.0.0.7") == (
-        found.node_id,
-        found.ip,
-        found.host,
-    )
+    assert NODE == found.node_id
+    assert "10.0.0.7" == found.ip == found.host
     assert found.is_head
     assert NODE == json.loads(json.dumps(found.to_dict()))["node_id"]
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        f"[x] (raylet) main.cc:711: Setting node ID node_id={NODE}",
-        f"[x] node_manager.cc:1: Initializing NodeManager with ID {NODE}",
-        f"[x] (raylet) Raylet of id, {NODE} started. Node ID {NODE} is up",
-    ],
-)
-def test_id_of_raylet(tmp_path, line):
+ID = {"node_id": NODE, "host": NODE[:8], "ip": None}
+FACTS = {
+    # The log of the raylet tells the id of the node in any version.
+    "2.60": (
+        {"raylet.out": f"main.cc:711: Setting node ID node_id={NODE}"},
+        ID,
+    ),
+    "2.40": ({"raylet.out": f"Initializing NodeManager with ID {NODE}"}, ID),
+    "2.9": (
+        {"raylet.out": f"Raylet of id, {NODE} started. Node ID {NODE}"},
+        ID,
+    ),
+    # So do the names of files of ports.
+    "port": ({f"../metrics_agent_port_{NODE}": "1"}, ID),
+    # The address is in a file of older versions, or in the logs of workers; a
+    # name that is no address is none.
+    "address": (
+        {"../node_ip_address.json": '{"node_ip_address": "10.0.0.8"}'},
+        {"ip": "10.0.0.8"},
+    ),
+    "worker": (
+        {
+            "debug_state.txt": f"Node ID: {NODE}\nNode name: my-node\n",
+            f"python-core-worker-{NODE}_7.log": (
+                "Initializing worker at address: 10.0.0.9:14538 x\n"
+            ),
+        },
+        {"ip": "10.0.0.9"},
+    ),
+    # The monitor tells the version where the GCS does not.
+    "version": (
+        {
+            "gcs_server.out": "",
+            "monitor.log": "x INFO -- Ray version: 2.9.3\n",
+        },
+        {"is_head": True, "ray_version": "2.9.3"},
+    ),
+    "nothing": ({}, {"is_head": False, "ray_version": None, "node_id": None}),
+    # What was told at the beginning is found in the oldest part.
+    "rotated": (
+        {
+            "raylet.out": "",
+            "raylet.out.1": "",
+            "raylet.out.2": f"Setting node_id={NODE}\n",
+            "gcs_server.out.1": GCS,
+            "gcs_server.out": "later\n",
+        },
+        {"node_id": NODE, "ray_version": "2.50.1"},
+    ),
+}
+
+
+@pytest.mark.parametrize(("files", "expected"), FACTS.values(), ids=FACTS)
+def test_facts(tmp_path, files, expected):
     """
-    The log of the raylet tells the id of the node in any version.
+    Files of every version tell node, address, and version.
     """
     logs = make_session(tmp_path, is_head=False)
-    (logs / "raylet.out").write_text(line + "\n")
+    for name, text in files.items():
+        (logs / name).write_text(text)
 
     found = open_ray_session(logs)
 
-    assert (NODE, NODE[:8], None) == (found.node_id, found.host, found.ip)
-    assert (False, None) == (found.is_head, found.ray_version)
-
-
-def test_id_of_ports(tmp_path):
-    """
-    Files of ports tell the id of the node.
-    """
-    logs = make_session(tmp_path)
-    (logs.parent / f"metrics_agent_port_{NODE}").write_text("1")
-
-    assert NODE == open_ray_session(logs.parent).node_id
-
-
-def test_address_files(tmp_path):
-    """
-    The address of the node is in a file of older versions, or in the logs of
-    workers; a name that is no address is none.
-    """
-    old = make_session(tmp_path / "old")
-    text = '{"node_ip_address": "10.0.0.8"}'
-    (old.parent / "node_ip_address.json").write_text(text)
-    new = make_session(tmp_path / "new")
-    state = f"Node ID: {NODE}\nNode name: my-node\n"
-    (new / "debug_state.txt").write_text(state)
-    core = new / f"python-core-worker-{NODE}_7.log"
-    core.write_text("Initializing worker at address: 10.0.0.9:14538 x\n")
-
-    assert "10.0.0.8" == open_ray_session(old).ip
-    assert "10.0.0.9" == open_ray_session(new).ip
-
-
-def test_version_of_monitor(tmp_path):
-    """
-    The monitor tells the version where the GCS does not.
-    """
-    logs = make_session(tmp_path)
-    (logs / "gcs_server.out").write_text("nothing\n")
-    (logs / "monitor.log").write_text("x INFO -- Ray version: 2.9.3\n")
-
-    assert "2.9.3" == open_ray_session(logs).ray_version
+    assert expected == {key: getattr(found, key) for key in expected}
 
 
 def test_pipe(tmp_path):
@@ -372,22 +375,6 @@ def test_pipe(tmp_path):
     os.mkfifo(logs / "debug_state.txt")
 
     assert open_ray_session(logs).node_id is None
-
-
-def test_rotated(tmp_path):
-    """
-    What was told at the beginning is found in the oldest part.
-    """
-    logs = make_session(tmp_path)
-    for number, text in ((0, ""), (1, ""), (2, f"Setting node_id={NODE}\n")):
-        end = f".{number}" if number else ""
-        (logs / f"raylet.out{end}").write_text(text)
-    (logs / "gcs_server.out").rename(logs / "gcs_server.out.1")
-    (logs / "gcs_server.out").write_text("later\n")
-
-    found = open_ray_session(logs)
-
-    assert (NODE, "2.50.1") == (found.node_id, found.ray_version)
 
 
 def test_stray_link_to_nothing(tmp_path):

@@ -16,7 +16,6 @@ from distdebug.raylogs import (
     WorkerLog,
     read_parts,
     read_tail,
-    tails,
 )
 
 
@@ -82,20 +81,25 @@ def test_tail(log, lines):
     assert expected == texts(read_tail(log, lines=lines, stream="out"))
 
 
-@pytest.mark.parametrize("block", [1, 2, 3, 7, 64])
-def test_blocks(tmp_path, monkeypatch, block):
+def test_blocks(tmp_path):
     """
     Where blocks end makes no difference, neither do missing ends of lines,
     carriage returns, and junk.
     """
-    monkeypatch.setattr(tails, "_BLOCK", block)
     path = tmp_path / "log"
-    path.write_bytes(b"one\n\ntwo 1%\rtwo 2%\r\n\x00\xff three\n\xc3\xa4nd")
-
+    data = b"one\n\ntwo 1%\rtwo 2%\r\n\x00\xff three\n\xc3\xa4nd\n"
     expected = ["one", "two 1%", "two 2%", "\ufffd three", "änd"]
-
+    path.write_bytes(data[:-1])
     assert expected == texts(read_tail(path))
-    assert expected[-2:] == texts(read_tail([str(path)], lines=2))
+
+    # Blocks of 64 KiB are read from the end.
+    for before in range(len(data)):
+        path.write_bytes(data + b"." * ((1 << 16) - before))
+
+        found = texts(read_tail(path))
+
+        assert expected == found[:-1], before
+        assert expected[-1:] == texts(read_tail([str(path)], lines=2))[:-1]
 
 
 def test_long_line(tmp_path):
@@ -111,18 +115,21 @@ def test_long_line(tmp_path):
     assert len(last.text) <= 1 << 16
 
 
-def test_most(tmp_path, monkeypatch):
+def test_most(tmp_path):
     """
-    No more than so many bytes are read.
+    No more than 64 MiB are read.
     """
-    monkeypatch.setattr(tails, "_MOST_BYTES", 100)
-    monkeypatch.setattr(tails, "_BLOCK", 10)
-    for name in "ab":
-        (tmp_path / name).write_text("0123456\n" * 100)
+    old, new = tmp_path / "old", tmp_path / "new"
+    old.write_text("older\n")
+    with new.open("wb") as file:
+        file.write(b"first\n")
+        file.seek(64 << 20)
+        file.write(b"\nlast\n")
 
-    found = read_tail([tmp_path / "a", tmp_path / "b"], lines=1000)
+    found = texts(read_tail([old, new], lines=1000))
 
-    assert 10 < len(found) < 20
+    assert "last" == found[-1]
+    assert not {"first", "older"} & set(found)
 
 
 def test_packed(tmp_path):

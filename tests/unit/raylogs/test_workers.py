@@ -6,9 +6,12 @@ from __future__ import annotations
 
 import base64
 import gzip
+import itertools
 import json
 import math
 import os
+import threading
+import time
 
 from pathlib import Path
 
@@ -21,7 +24,6 @@ from distdebug.raylogs import (
     find_ray_sessions,
     open_ray_session,
     worker_logs,
-    workers,
 )
 
 
@@ -128,18 +130,6 @@ def test_plain_data(session):
     assert NAME == data["session"]["name"]
 
 
-def test_idle(session):
-    """
-    A worker that was started ahead and never used is one nevertheless.
-    """
-    add(session, "out")
-    add(session, "err")
-
-    log = only(session)
-
-    assert (None, None, "worker") == (log.job_id, log.actor_id, log.label)
-
-
 def test_parts(session):
     """
     Parts come oldest first, by number rather than by name, wherever they lie
@@ -160,76 +150,69 @@ def test_parts(session):
     assert [2] * 5 == [part.size for part in log.out]
 
 
-def test_moved(session):
+A = MARKS.format("A")
+A_1 = A + ":actor_name:A(1)\n"
+LATE = "y" * ((1 << 13) - 20) + "\n:actor_name:Wrong_and_cut"
+JSON = '{{"asctime": "2026-11-22 02:58:08,696", {}}}\n'
+NAMED = JSON.format(rf'"actor_id": "{ACTOR}", "actor_name": "the \"one\""')
+OF_A = {"job_id": "02000000", "actor_class": "A"}
+OF_A_1 = OF_A | {"actor_repr": "A(1)"}
+NOTHING = {"actor_class": None}
+MARKED = {
+    # A worker that was started ahead and never used is one nevertheless.
+    "idle": (
+        {"out": "", "err": ""},
+        {"job_id": None, "actor_id": None, "label": "worker"},
+    ),
+    # Of a dead worker what was printed lies in old/, and its errors where
+    # they were.
+    "moved": ({"old/out": A, "err": "x\n"}, OF_A),
+    # The marks are in whichever part of either stream they are left.
+    "out": ({"out.2": A_1, "out": "", "err.1": "x\n", "err": "x\n"}, OF_A_1),
+    "err": ({"out": "x\n", "err.1": A_1, "err": "x\n"}, OF_A_1),
+    "middle": (
+        {"out": "x\n", "err.3": "x\n", "err.2": A_1, "err": "x\n"},
+        OF_A_1,
+    ),
+    # A class is told from a representation although that comes first.
+    "representation": (
+        {
+            "err": ":job_id:02000000\n:actor_name:A(1)\n",
+            "out.1": A,
+            "out": "x\n" * 10_000,
+        },
+        OF_A_1,
+    ),
+    # What only looks like a mark is none.
+    "in a line": ({"out": "x:actor_name:Wrong\n"}, NOTHING),
+    "empty": ({"out": ":actor_name:\n"}, NOTHING),
+    "other": ({"out": ":actor:Wrong\n"}, NOTHING),
+    "cut": ({"out": LATE}, NOTHING),
+    # Records in JSON tell the name that an actor was given.
+    "json": (
+        {"err": A + JSON.format('"message": "no name"') + NAMED},
+        OF_A | {"actor_id": ACTOR, "actor_name": 'the "one"'},
+    ),
+    "torn json": (
+        {"err": A + r'{"asctime": "x", "actor_name": "\x"}' + "\n"},
+        OF_A | {"actor_name": None},
+    ),
+}
+
+
+@pytest.mark.parametrize(("files", "expected"), MARKED.values(), ids=MARKED)
+def test_marks(session, files, expected):
     """
-    Of a dead worker what was printed lies in old/, and its errors where they
-    were.
+    What a worker wrote of itself is found in all its files.
     """
-    add(session, "out", MARKS.format("A"), folder="old")
-    add(session, "err", "x\n")
+    for name, text in files.items():
+        folder, _, end = name.rpartition("/")
+        add(session, end, text, folder=folder)
 
     log = only(session)
 
-    assert ("A", 1, 1) == (log.actor_class, len(log.out), len(log.err))
-
-
-@pytest.mark.parametrize(
-    ("out", "err"),
-    [
-        ({"out.2": "marks", "out": ""}, {"err.1": "x\n", "err": "x\n"}),
-        ({"out": "x\n"}, {"err.1": "marks", "err": "x\n"}),
-        ({"out": "x\n"}, {"err.3": "x\n", "err.2": "marks", "err": "x\n"}),
-    ],
-    ids=["out", "err", "middle"],
-)
-def test_rotated(session, out, err):
-    """
-    The marks are found in whichever part of either stream they are left.
-    """
-    marks = MARKS.format("A") + ":actor_name:A(1)\n"
-    for end, text in {**out, **err}.items():
-        add(session, end, marks if text == "marks" else text)
-
-    log = only(session)
-
-    assert ("02000000", "A", "A(1)") == (
-        log.job_id,
-        log.actor_class,
-        log.actor_repr,
-    )
-
-
-def test_representation_first(session):
-    """
-    A class is told from a representation although that comes first.
-    """
-    add(session, "err", ":job_id:02000000\n:actor_name:A(rank=0)\n")
-    add(session, "out.1", MARKS.format("A"))
-    add(session, "out", "x\n" * 10_000)
-
-    assert ("A", "A(rank=0)") == (
-        only(session).actor_class,
-        only(session).actor_repr,
-    )
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "x:actor_name:Wrong\n",
-        ":actor_name:\n",
-        ":actor:Wrong\n",
-        "y" * ((1 << 13) - 20) + "\n:actor_name:Wrong_and_cut",
-    ],
-    ids=["in a line", "empty", "other", "cut"],
-)
-def test_no_mark(session, text):
-    """
-    What only looks like a mark is none.
-    """
-    add(session, "out", text)
-
-    assert only(session).actor_class is None
+    assert len(files) == len(log.out) + len(log.err)
+    assert expected == {key: getattr(log, key) for key in expected}
 
 
 @pytest.mark.parametrize(
@@ -343,23 +326,6 @@ def test_exported(session):
     assert (None, "B") == (other.actor_id, other.actor_class)
 
 
-def test_json_records(session):
-    """
-    Records in JSON tell the name that an actor was given.
-    """
-    record = {"asctime": "2026-11-22 02:58:08,696", "actor_id": ACTOR}
-    plain = json.dumps({**record, "message": "no name"})
-    named = json.dumps({**record, "actor_name": 'the "reporter"'})
-    torn = r'{"asctime": "x", "actor_name": "\x"}'
-    add(session, "err", f"{MARKS.format('A')}{plain}\n{named}\n")
-    add(session, "err", f"{MARKS.format('A')}{torn}\n", pid=78)
-
-    log, other = worker_logs(session)
-
-    assert (ACTOR, 'the "reporter"') == (log.actor_id, log.actor_name)
-    assert other.actor_name is None
-
-
 def test_strange_files(session, tmp_path):
     """
     Links that lead out, pipes, folders, and files of others are no logs; what
@@ -406,11 +372,16 @@ def test_vanished(session, monkeypatch):
     A file that is gone between listing and reading is no harm.
     """
     add(session, "out", MARKS.format("A"))
+    real_open = os.open
 
-    files = workers.worker_files([session])
-    add(session, "out").unlink()
+    def gone(path, *args, **kwargs):
+        if str(path).endswith("-77.out"):
+            raise FileNotFoundError(path)
+        return real_open(path, *args, **kwargs)
 
-    (log,) = workers.read_heads(files)
+    monkeypatch.setattr(os, "open", gone)
+
+    log = only(session)
 
     assert (None, ()) == (log.actor_class, log.missing)
 
@@ -441,14 +412,23 @@ def test_slow_files(session, monkeypatch):
     """
     Where each file takes long, several are read at once, and the order stays.
     """
-    monkeypatch.setattr(workers, "_SLOW_S", 0)
-    monkeypatch.setattr(workers, "_CHUNK", 2)
-    for pid in range(5):
+    clock = itertools.count()
+    monkeypatch.setattr(time, "monotonic", clock.__next__)
+    threads = set()
+    real_open = os.open
+
+    def watched(*args, **kwargs):
+        threads.add(threading.get_ident())
+        return real_open(*args, **kwargs)
+
+    monkeypatch.setattr(os, "open", watched)
+    for pid in range(300):
         add(session, "out", MARKS.format(f"A{pid}"), pid=pid)
 
     found = worker_logs(session)
 
-    assert [f"A{pid}" for pid in range(5)] == [x.actor_class for x in found]
+    assert [f"A{pid}" for pid in range(300)] == [x.actor_class for x in found]
+    assert 1 < len(threads)
 
 
 def test_io_worker(session):

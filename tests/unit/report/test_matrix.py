@@ -4,7 +4,6 @@ Which rank made which call, and what became of it.
 
 from __future__ import annotations
 
-import json
 import re
 import zlib
 
@@ -14,39 +13,21 @@ import attrs
 import numpy as np
 import pytest
 
-from distdebug.diagnosis import Seen
-from distdebug.findings import Cause, Diagnosis, Finding
-from distdebug.flight_recorder import analyze_dumps, read_dumps
-from distdebug.report import report_html
-from distdebug.report.sections.matrix import cells as matrix_cells
-from distdebug.report.sections.matrix import (
-    lateness,
-    latest,
-    lines,
-    matrix_section,
-    packed,
-    recorded,
-    section,
-)
-from distdebug.report.sections.matrix.recorded import State, look_at
+from distdebug.findings import Cause, CollectiveRef, Finding, GroupRef
+from distdebug.report.sections.matrix.lateness import lateness_of
+from distdebug.report.sections.matrix.recorded import look_at
 from distdebug.report.sections.matrix.views import views_of
-from distdebug.testing import SimulatedJob, make_dumps
+from distdebug.testing import SimulatedJob
 
 
 STACK = [
     ("all_reduce", "/site/torch/distributed/c10d.py", 9),
     ("step", "/job/train.py", 41),
 ]
-
-
-def seen_in(folder, job=None, **options):
-    """
-    The diagnosis of what a job left.
-    """
-    if job is not None:
-        make_dumps(folder, job, **options)
-    flight = analyze_dumps(folder)
-    return attrs.evolve(flight.to_diagnosis(), seen=Seen(flight=flight))
+# What is said of the call of a rank; a sign tells that it is another call.
+DONE, WAITS, RUNS = "completed", "entered, waits", "started"
+LOST, AWAY, ELSEWHERE = "not recorded", "not entered", "waits elsewhere"
+OTHER = "≠ "
 
 
 def late_job(world=4, *, steps=40):
@@ -73,133 +54,177 @@ def away_job(world=8, away=5, *, steps=4):
     return job
 
 
-def unpacked(data, number=0):
+class View:
     """
-    A view as a browser sees it.
+    A view of the matrix as the script of the page unpacks it.
     """
-    view = data["views"][number]
-    raw = zlib.decompress(b64decode(view["blob"]))
 
-    def take(place):
-        kind, offset, size = place
-        return np.frombuffer(
-            raw, {"u8": "u1", "u32": "<u4"}[kind], size, offset
-        )
+    def __init__(self, data, view):
+        raw = zlib.decompress(b64decode(view["blob"]))
 
-    names = ("columns", "ranks", "group", "kind", "states", "programs")
-    found = {name: take(view[name]) for name in (*names, "stacks")}
-    found["traced"] = view["traced"]
-    shape = view["kinds"], len(found["columns"])
-    found["states"] = found["states"].reshape(shape)
-    if view["late"]:
-        late = take(view["late"]["late"])
-        found["late"] = late.reshape(view["rows"], -1)
-    return found
+        def take(place):
+            kind, offset, size = place
+            form = {"u8": "u1", "u32": "<u4"}[kind]
+            return np.frombuffer(raw, form, size, offset)
+
+        self.told, self.data = view, data
+        self.columns = take(view["columns"]).tolist()
+        self.ranks = take(view["ranks"]).tolist()
+        self.kind = take(view["kind"]).tolist()
+        self.states = take(view["states"]).reshape(view["kinds"], -1)
+        self.programs = take(view["programs"]).tolist()
+        self.late = None
+        if view["late"]:
+            late = take(view["late"]["late"])
+            self.late = late.reshape(view["rows"], -1)
+        self._stacks = take(view["stacks"]).astype(np.int32)
+
+    def stacks(self):
+        """
+        By kind of rank, which stack each of its calls has; -1 for none.
+        """
+        rows = self._stacks.reshape(-1, len(self.columns)).tolist()
+        return dict(zip(self.told["traced"], rows, strict=True))
+
+    def cells(self):
+        """
+        What became of each call, by rank.
+        """
+        words = [word for _, _, word in self.data["states"]]
+        words += [f"{OTHER}{word}" for word in words]
+        return {
+            rank: [words[state] for state in self.states[kind]]
+            for rank, kind in zip(self.ranks, self.kind, strict=True)
+        }
+
+    def late_ns(self):
+        """
+        By rank and call, how much later than the first one it came.
+        """
+        steps = (self.late.astype(float) - 1) / self.told["late"]["steps"]
+        return 1e3 * 10**steps
 
 
-def stacks_of(data, number=0):
+@pytest.fixture
+def matrix(part):
     """
-    By kind of rank, which stack each of its calls has; -1 if none is known.
+    The part with all calls, its views by name, and the first one of them.
     """
-    view = unpacked(data, number)
-    rows = view["stacks"].astype(np.int32).reshape(-1, len(view["columns"]))
-    return dict(zip(view["traced"], rows.tolist(), strict=True))
+
+    def make(diagnosis):
+        found = part("matrix", diagnosis)
+        if found is not None and found.data is not None:
+            views = [View(found.data, view) for view in found.data["views"]]
+            found.views = {view.told["name"]: view for view in views}
+            found.view = views[0]
+        return found
+
+    return make
 
 
-def cells_of(diagnosis, number=0):
+def focus_of(table):
     """
-    The state of each call, by rank.
+    The calls that a table marks as those that matter.
     """
-    view = unpacked(matrix_section(diagnosis).data, number)
-    return {
-        rank: view["states"][kind].tolist()
-        for rank, kind in zip(
-            view["ranks"].tolist(), view["kind"].tolist(), strict=True
-        )
-    }
+    return [x.text for x in table.all("th.is-focus")]
 
 
-def test_no_dumps():
+def columns_of(table):
     """
-    Without dumps there is no matrix.
+    The calls that a table shows.
     """
-    verdict = Finding(cause=Cause.IO_WAIT, ranks=(1,), summary="reads")
-
-    assert matrix_section(Diagnosis(verdict=verdict)) is None
+    return table.texts("thead th")[1:]
 
 
-def test_dumps_without_calls(tmp_path):
+def healthy(diagnosis):
+    """
+    The same with nothing wrong in it.
+    """
+    fine = Finding(cause=Cause.HEALTHY, ranks=(), summary="fine")
+    return attrs.evolve(diagnosis, verdict=fine, findings=())
+
+
+def test_dumps_without_calls(matrix, seen_in):
     """
     Dumps that hold nothing have no matrix.
     """
-    assert matrix_section(seen_in(tmp_path, SimulatedJob(2))) is None
+    assert matrix(seen_in(SimulatedJob(2))) is None
 
 
-def test_rank_that_is_away(tmp_path):
+@pytest.mark.parametrize(
+    ("options", "away", "others"),
+    [
+        ({}, [*[DONE] * 4, AWAY], WAITS),
+        ({"timed": True}, [*[DONE] * 4, AWAY], RUNS),
+        ({"missing": [5]}, ["no dump"] * 5, WAITS),
+    ],
+    ids=["away", "timed", "no dump"],
+)
+def test_rank_that_is_away(matrix, seen_in, options, away, others):
     """
-    The culprit did not enter what the others wait in.
+    The culprit did not enter what the others wait in, or run if times are
+    measured; a rank without a dump has a row that says so.
     """
-    cells = cells_of(seen_in(tmp_path, away_job()))
+    cells = matrix(seen_in(away_job(), **options)).view.cells()
 
-    assert [State.COMPLETED] * 4 + [State.NOT_ENTERED] == cells.pop(5)
-    assert {(*[State.COMPLETED] * 4, State.SCHEDULED)} == {
-        tuple(row) for row in cells.values()
-    }
+    assert away == cells.pop(5)
+    assert {(*[DONE] * 4, others)} == {tuple(row) for row in cells.values()}
 
 
-def test_equal_ranks_are_written_once(tmp_path):
+@pytest.mark.parametrize("world", [8, 64])
+def test_equal_ranks_are_written_once(matrix, seen_in, world):
     """
-    Eight ranks of two kinds are two rows of states.
+    However many ranks there are, those of two kinds are two rows of states.
     """
-    made = matrix_section(seen_in(tmp_path, away_job()))
+    found = matrix(seen_in(away_job(world)))
 
-    assert 2 == made.data["views"][0]["kinds"]
-    assert "8 ranks, 5 calls" == made.summary
+    assert (world, 2) == (len(found.view.ranks), len(found.view.states))
+    assert f"{world} ranks, 5 calls" == found.summary
 
 
-def test_folded_table(tmp_path):
+def test_folded_table(matrix, seen_in):
     """
     The calls around the stuck one, the culprit first.
     """
-    table = matrix_section(seen_in(tmp_path, away_job())).values["tables"][0]
+    table = matrix(seen_in(away_job())).one("table.calls")
 
-    assert [2, 3, 4, 5] == [column.seq for column in table.columns]
-    assert ["barrier"] == [c.op for c in table.columns if c.is_focus]
-    assert [("rank 5", 1, True), ("ranks 0-4,6-7", 7, False)] == [
-        (row.ranks, row.count, row.is_culprit) for row in table.rows
-    ]
-    assert [State.NOT_ENTERED, State.SCHEDULED] == [
-        row.cells[-1].state for row in table.rows
-    ]
+    assert [
+        *("#2 all_reduce", "#3 all_reduce", "#4 all_reduce", "#5 barrier")
+    ] == columns_of(table)
+    assert ["#5 barrier"] == focus_of(table)
+    assert [
+        ["rank 5", *["✓ completed"] * 3, "○ not entered"],
+        ["ranks 0-4,6-7 (7)", *["✓ completed"] * 3, "… entered, waits"],
+    ] == table.rows()
+    assert ["rank 5"] == table.texts("th.culprit")
 
 
-def test_mismatch_is_marked(tmp_path):
+def test_mismatch_is_marked(matrix, seen_in):
     """
-    A cell tells that another call was made, and which one.
+    A cell shows that another call was made, and which one.
     """
     job = SimulatedJob(4)
     job.collective("all_reduce")
     job.collective("all_reduce", ranks=[0, 1, 3], sizes=[[64]])
     job.collective("broadcast", ranks=[2], sizes=[[64]])
-    diagnosis = seen_in(tmp_path, job)
 
-    made = matrix_section(diagnosis)
+    found = matrix(seen_in(job))
 
-    assert State.DIFFERS | State.SCHEDULED == cells_of(diagnosis)[2][1]
-    assert State.SCHEDULED == cells_of(diagnosis)[0][1]
-    view = made.data["views"][0]
-    [[_, column, call]] = view["others"]
+    cells = found.view.cells()
+    assert (WAITS, OTHER + WAITS) == (cells[0][1], cells[2][1])
+    [[_, column, call]] = found.view.told["others"]
     assert (1, ["nccl:broadcast", "[64] Float", "[64] Float"]) == (
         column,
-        made.data["calls"][call],
+        found.data["calls"][call],
     )
-    culprit = made.values["tables"][0].rows[0]
-    assert ("rank 2", "broadcast") == (culprit.ranks, culprit.cells[1].instead)
+    assert ["rank 2", "✓ completed", "≠ broadcast, entered, waits"] == (
+        found.rows("table.calls")[0]
+    )
 
 
-def test_sizes_that_differ_are_told(tmp_path):
+def test_sizes_that_differ_are_told(matrix, seen_in):
     """
-    Where the operation is the same, the table tells the size.
+    Where the operation is the same, the table shows the size.
     """
     job = SimulatedJob(4)
     job.collective("all_reduce", ranks=[0, 1, 3], sizes=[[64]])
@@ -208,64 +233,73 @@ def test_sizes_that_differ_are_told(tmp_path):
         job.records[rank][-1].call.members |= {-1}
     job.wait(300)
 
-    [table] = matrix_section(seen_in(tmp_path, job)).values["tables"]
+    rows = matrix(seen_in(job)).rows("table.calls")
 
-    assert "all_reduce [65] Float" == table.rows[0].cells[0].instead
+    assert "≠ all_reduce [65] Float, entered, waits" == rows[0][1]
 
 
-def test_differences_beyond_the_limit(tmp_path, monkeypatch):
+def test_differences_beyond_the_limit(matrix, seen_in):
     """
-    Whoever is out of step to the end differs, even where it is not told how.
+    A rank that is out of step to the end differs, even where its call is not
+    named.
     """
-    monkeypatch.setattr(matrix_cells, "_MOST_DIFFERENCES", 0)
     job = SimulatedJob(4)
+    for _ in range(260):
+        job.collective("all_reduce", ranks=[0, 1, 3], state="completed")
+        job.collective("broadcast", ranks=[2], state="completed")
     job.collective("all_reduce", ranks=[0, 1, 3])
     job.collective("broadcast", ranks=[2])
 
-    [table] = matrix_section(seen_in(tmp_path, job)).values["tables"]
+    diagnosis = seen_in(job)
+    last = CollectiveRef(op="all_reduce", seq=261)
+    verdict = attrs.evolve(diagnosis.verdict, collective=last)
+    found = matrix(attrs.evolve(diagnosis, verdict=verdict, findings=()))
 
-    assert "another call" == table.rows[0].cells[0].instead
+    assert {OTHER + DONE} == set(found.view.cells()[2][:260])
+    assert 256 == len(found.view.told["others"])
+    assert (
+        "≠ another call, entered, waits" == (found.rows("table.calls")[0][-1])
+    )
 
 
-def test_two_against_two_are_judged_by_the_verdict(tmp_path):
+def test_two_against_two_are_judged_by_the_verdict(matrix, seen_in):
     """
-    Where there is no majority, whoever is blamed is the one that differs.
+    Where there is no majority, the ranks that are blamed differ.
     """
     job = SimulatedJob(4)
     for _ in range(3):
         job.collective("all_reduce")
     job.collective("broadcast", ranks=[0, 1])
     job.collective("all_reduce", ranks=[2, 3])
-    diagnosis = seen_in(tmp_path, job)
+    diagnosis = seen_in(job)
     blamed = attrs.evolve(diagnosis.verdict, ranks=(0, 1))
 
-    cells = cells_of(attrs.evolve(diagnosis, verdict=blamed))
+    cells = matrix(attrs.evolve(diagnosis, verdict=blamed)).view.cells()
 
     assert [True, True, False, False] == [
-        bool(cells[rank][-1] & State.DIFFERS) for rank in range(4)
+        cells[rank][-1].startswith(OTHER) for rank in range(4)
     ]
 
 
-def test_groups_of_a_mesh_are_one_picture(tmp_path):
+def test_groups_of_a_mesh_are_one_picture(matrix, seen_in):
     """
     Each rank has one row in the picture of a dimension of the mesh.
     """
     job = SimulatedJob(8)
     for first in (0, 4):
-        job.collective(
-            "all_reduce", job.new_group(range(first, first + 4), "tp")
-        )
+        group = job.new_group(range(first, first + 4), "tp")
+        job.collective("all_reduce", group)
     job.collective("barrier")
-    diagnosis = seen_in(tmp_path, job)
 
-    found = matrix_section(diagnosis).data["views"]
+    views = matrix(seen_in(job)).views
 
-    assert [("default_pg", 8, 1), ("tp", 8, 2)] == sorted(
-        (v["name"], v["rows"], len(v["groups"])) for v in found
-    )
+    assert {"default_pg": (8, 1), "tp": (8, 2)} == {
+        name: (len(view.ranks), len(view.told["groups"]))
+        for name, view in views.items()
+    }
 
 
-def test_groups_that_share_ranks_are_pictures_of_their_own(tmp_path):
+def test_groups_that_share_ranks_are_pictures_of_their_own(matrix, seen_in):
     """
     No rank has two rows in a picture.
     """
@@ -273,14 +307,12 @@ def test_groups_that_share_ranks_are_pictures_of_their_own(tmp_path):
     for ranks in ([0, 1], [1, 2]):
         job.collective("all_reduce", job.new_group(ranks))
 
-    found = matrix_section(seen_in(tmp_path, job)).data["views"]
-
-    assert ["group 1", "group 2"] == sorted(v["name"] for v in found)
+    assert {"group 1", "group 2"} == matrix(seen_in(job)).views.keys()
 
 
-def test_victims_elsewhere(tmp_path):
+def test_victims_elsewhere(matrix, seen_in):
     """
-    A rank that waits in another group is told from one that is away.
+    A rank that waits in another group is shown apart from one that is away.
     """
     job = SimulatedJob(4)
     row = job.new_group([0, 1], "tp")
@@ -288,26 +320,13 @@ def test_victims_elsewhere(tmp_path):
         job.collective("all_reduce", group)
     job.collective("all_reduce", row, ranks=[0])
     job.collective("all_reduce", ranks=[2, 3])
-    diagnosis = seen_in(tmp_path, job)
-    names = [v["name"] for v in matrix_section(diagnosis).data["views"]]
 
-    cells = cells_of(diagnosis, names.index("default_pg"))
+    cells = matrix(seen_in(job)).views["default_pg"].cells()
 
-    assert [State.ELSEWHERE, State.NOT_ENTERED] == [cells[0][1], cells[1][1]]
+    assert [ELSEWHERE, AWAY] == [cells[0][1], cells[1][1]]
 
 
-def test_missing_rank(tmp_path):
-    """
-    A rank without a dump has a row that says so.
-    """
-    job = away_job(4, 2)
-
-    cells = cells_of(seen_in(tmp_path, job, missing=[2]))
-
-    assert [State.NO_DUMP] * 5 == cells[2]
-
-
-def test_ring_that_lost_old_calls(tmp_path):
+def test_ring_that_lost_old_calls(matrix, seen_in):
     """
     What the ring lost is not recorded, which says nothing about the rank.
     """
@@ -317,15 +336,14 @@ def test_ring_that_lost_old_calls(tmp_path):
         job.collective("all_reduce", row)
         job.collective("all_reduce")
 
-    cells = cells_of(seen_in(tmp_path, job, ring=6), 0)
+    cells = matrix(seen_in(job, ring=6)).view.cells()
 
-    assert 3 == cells[0].count(State.NOT_RECORDED)
-    assert 0 == cells[1].count(State.NOT_RECORDED)
+    assert (3, 0) == (cells[0].count(LOST), cells[1].count(LOST))
 
 
-def test_rank_whose_records_are_lost(tmp_path):
+def test_rank_whose_records_are_lost(matrix, seen_in):
     """
-    The counters of torch tell how far a rank got whose records are lost.
+    The counters of torch show how far a rank got whose records are lost.
     """
     job = SimulatedJob(2)
     busy = job.new_group([0], "own")
@@ -334,21 +352,15 @@ def test_rank_whose_records_are_lost(tmp_path):
     job.collective("barrier", ranks=[1])
     for _ in range(4):
         job.collective("all_reduce", busy)
-    diagnosis = seen_in(tmp_path, job, ring=4)
-    names = [v["name"] for v in matrix_section(diagnosis).data["views"]]
 
-    cells = cells_of(diagnosis, names.index("default_pg"))
+    cells = matrix(seen_in(job, ring=4)).views["default_pg"].cells()
 
-    assert [
-        State.NOT_RECORDED,
-        State.NOT_RECORDED,
-        State.NOT_ENTERED,
-    ] == cells[0]
+    assert [LOST, LOST, AWAY] == cells[0]
 
 
-def test_older_dump(tmp_path):
+def test_older_dump(matrix, seen_in):
     """
-    A dump that is older than the others shows nobody to be away.
+    A dump that is older than the others shows no rank to be away.
     """
     job = SimulatedJob(2)
     job.collective("all_reduce")
@@ -357,14 +369,12 @@ def test_older_dump(tmp_path):
     for _ in range(2):
         job.collective("all_reduce")
 
-    cells = cells_of(seen_in(tmp_path, job))
+    cells = matrix(seen_in(job)).view.cells()
 
-    assert [State.COMPLETED, State.NOT_RECORDED, State.NOT_RECORDED] == (
-        cells[0]
-    )
+    assert [DONE, LOST, LOST] == cells[0]
 
 
-def test_call_that_was_aborted(tmp_path):
+def test_call_that_was_aborted(matrix, seen_in):
     """
     A call that ended without being complete has failed.
     """
@@ -372,133 +382,114 @@ def test_call_that_was_aborted(tmp_path):
     job.collective("all_reduce")
     job.collective("all_reduce", duration_s=10)
 
-    cells = cells_of(seen_in(tmp_path, job))
+    cells = matrix(seen_in(job)).view.cells()
 
-    assert [State.COMPLETED, State.FAILED] == cells[0]
-
-
-def test_started_call(tmp_path):
-    """
-    Where times are measured, what runs is told from what is in the queue.
-    """
-    cells = cells_of(seen_in(tmp_path, away_job(), timed=True))
-
-    assert State.STARTED == cells[0][-1]
+    assert [DONE, "failed"] == cells[0]
 
 
-def test_line_of_code(tmp_path):
+def test_line_of_code(matrix, seen_in):
     """
     The stack of each call is that of the user, without torch, up to the last
     one that its rank made.
     """
-    data = matrix_section(seen_in(tmp_path, away_job())).data
+    found = matrix(seen_in(away_job()))
 
-    assert [["step (/job/train.py:41)"]] == data["stacks"]
-    assert {0: [0] * 5, 1: [0] * 4 + [-1]} == stacks_of(data)
+    assert [["step (/job/train.py:41)"]] == found.data["stacks"]
+    assert {0: [0] * 5, 1: [0] * 4 + [-1]} == found.view.stacks()
 
 
-def test_stack_that_is_all_of_torch(tmp_path):
+def test_no_lines_of_code(matrix, seen_in, tmp_path):
     """
-    A stack without code of the user is shown as it is.
+    Dumps without stacks have no lines; a stack without code of the user is
+    shown as it is.
     """
     job = SimulatedJob(2)
     job.collective("all_reduce", ranks=[0], stack=STACK[:1])
     job.wait(400)
 
-    data = matrix_section(seen_in(tmp_path, job)).data
+    none = matrix(seen_in(away_job(), tmp_path / "a", as_json=True))
+    torch = matrix(seen_in(job, tmp_path / "b"))
 
-    assert [["all_reduce (/site/torch/distributed/c10d.py:9)"]] == data[
+    assert ([], {}) == (none.data["stacks"], none.view.stacks())
+    assert [["all_reduce (/site/torch/distributed/c10d.py:9)"]] == torch.data[
         "stacks"
     ]
 
 
-def test_no_stacks(tmp_path):
+def test_many_kinds_of_ranks(matrix, seen_in):
     """
-    Dumps without stacks have no lines.
+    However much the ranks differ, the table is short, and few stacks are asked
+    for.
     """
-    diagnosis = seen_in(tmp_path, away_job(), as_json=True)
+    job = SimulatedJob(20)
+    job.collective("all_reduce", stack=STACK)
+    for rank in range(1, 20):
+        job.collective(f"op{rank}", ranks=[rank], stack=STACK)
 
-    data = matrix_section(diagnosis).data
+    found = matrix(seen_in(job))
 
-    assert [] == data["stacks"]
-    assert {} == stacks_of(data)
-
-
-def test_few_files_are_read_again(tmp_path, monkeypatch):
-    """
-    However many kinds of ranks there are, few stacks are asked for.
-    """
-    monkeypatch.setattr(lines, "_MOST", 1)
-
-    data = matrix_section(seen_in(tmp_path, away_job())).data
-
-    assert 1 == len(stacks_of(data))
+    assert 12 == len(found.rows("table.calls"))
+    assert "8 more kinds of ranks are in the matrix below." in found.text
+    assert 12 == len(found.view.stacks())
 
 
-def test_straggler(tmp_path):
+def test_straggler(matrix, seen_in):
     """
     The rank that is late is the first of a table, and the picture shows times.
     """
-    made = matrix_section(seen_in(tmp_path, late_job(), timed=True))
+    found = matrix(seen_in(late_job(), timed=True))
 
-    rows = made.values["late"]["rows"]
-    assert (2, True, 100.0) == tuple(
-        rows[0][key] for key in ("rank", "is_culprit", "share")
-    )
-    assert rows[0]["mean"].endswith(" ms")
-    assert "late" == made.data["color"]
-    assert () == made.values["tables"]
+    rank, mean, _, worst = found.rows("table.late")[0]
+    assert "rank 2" == rank == found.one("table.late a.is-culprit").text
+    assert mean.endswith(" ms")
+    assert worst.endswith(" ms")
+    assert "width: 100.0%" == found.one("span.is-culprit").given["style"]
+    assert "late" == found.data["color"]
+    assert [] == found.all("table.calls")
 
 
-@pytest.mark.parametrize("what", ["group", "times"])
-def test_straggler_without_its_times(tmp_path, monkeypatch, what):
+def test_straggler_without_its_times(matrix, seen_in):
     """
     Where the times of the group are not known, there is no such table.
     """
-    diagnosis = seen_in(tmp_path, late_job(), timed=True)
-    if what == "group":
-        other = attrs.evolve(diagnosis.verdict.group, name="other")
-        verdict = attrs.evolve(diagnosis.verdict, group=other)
-        diagnosis = attrs.evolve(diagnosis, verdict=verdict)
-    else:
-        monkeypatch.setattr(section, "lateness_of", lambda *_: None)
+    diagnosis = seen_in(late_job(), timed=True)
+    other = attrs.evolve(diagnosis.verdict.group, name="other")
+    verdict = attrs.evolve(diagnosis.verdict, group=other)
 
-    made = matrix_section(diagnosis)
+    found = matrix(attrs.evolve(diagnosis, verdict=verdict))
 
-    assert made.values["late"] is None
+    assert [] == found.all("table.late")
 
 
-@pytest.mark.parametrize(
-    ("ns", "text"),
-    [
-        (float("nan"), "?"),
-        (5e3, "5 µs"),
-        (1.25e6, "1.2 ms"),
-        (2.5e9, "2.5 s"),
-    ],
-)
-def test_durations_in_words(ns, text):
+def test_durations_in_words(matrix, seen_in):
     """
-    A duration is told in the unit that fits.
+    A duration is written in the unit that fits, to a twentieth of its size.
     """
-    assert text == latest.duration_text(ns)
+    job = SimulatedJob(5)
+    for _ in range(4):
+        job.wait(10)
+        late = {1: 5e-6, 2: 1.3e-3, 3: 2.5}
+        job.collective("all_reduce", late=late, duration_s=9)
+    diagnosis = seen_in(job, missing=[4])
+    slow = Finding(
+        cause=Cause.STRAGGLER,
+        ranks=(3,),
+        summary="slow",
+        group=GroupRef(name="0", desc="default_pg", ranks=tuple(range(5))),
+    )
+
+    rows = matrix(attrs.evolve(diagnosis, verdict=slow)).rows("table.late")
+
+    assert [
+        ("rank 3", "2.6 s"),
+        ("rank 2", "1.3 ms"),
+        ("rank 1", "5 µs"),
+        ("rank 0", "1 µs"),
+        ("rank 4", "?"),
+    ] == [(rank, mean) for rank, mean, *_ in rows]
 
 
-def test_times_older_than_the_picture(tmp_path, monkeypatch):
-    """
-    A rank that came only to calls that are not shown has no times.
-    """
-    monkeypatch.setattr(matrix_cells, "_MOST_COLUMNS", 1)
-    job = SimulatedJob(2)
-    job.collective("all_reduce")
-    job.collective("all_reduce", ranks=[0])
-
-    late = unpacked(matrix_section(seen_in(tmp_path, job)).data)["late"]
-
-    assert [[1], [0]] == late.tolist()
-
-
-def test_group_without_times(tmp_path):
+def test_group_without_times(matrix, seen_in):
     """
     A group whose records are all lost has no times; others like it have.
     """
@@ -508,93 +499,66 @@ def test_group_without_times(tmp_path):
     busy = job.new_group([2, 3], "busy")
     for _ in range(4):
         job.collective("all_reduce", busy)
-    diagnosis = seen_in(tmp_path, job, ring=4)
-    names = [v["name"] for v in matrix_section(diagnosis).data["views"]]
 
-    late = unpacked(matrix_section(diagnosis).data, names.index("tp"))["late"]
+    late = matrix(seen_in(job, ring=4)).views["tp"].late
 
     assert [[1], [1], [0], [0]] == late.tolist()
 
 
-def test_times_of_arrival(tmp_path):
+def test_times_of_arrival(matrix, seen_in):
     """
-    A byte per cell tells how much later than the first a rank came.
+    A byte per cell holds how much later than the first a rank came.
     """
-    made = matrix_section(seen_in(tmp_path, late_job(), timed=True))
+    view = matrix(seen_in(late_job(), timed=True)).view
 
-    late = unpacked(made.data)["late"]
-    ns = lateness.from_scale_ns(late)
-    assert 1 == late.min()
+    ns = view.late_ns()
+    assert 1 == view.late.min()
     assert 20e6 == pytest.approx(np.median(ns[2]), rel=0.06)
     assert 2e6 > np.median(ns[0])
 
 
-def test_clocks_are_corrected(tmp_path):
+def test_clocks_are_corrected(matrix, seen_in):
     """
-    A clock that is an hour ahead makes nobody late.
+    A clock that is an hour ahead makes no rank late.
     """
-    job = late_job()
-    offsets = {1: 3600.0}
+    ahead = {1: 3600.0}
 
-    made = matrix_section(
-        seen_in(tmp_path, job, timed=True, clock_offsets_s=offsets)
-    )
+    view = matrix(seen_in(late_job(), timed=True, clock_offsets_s=ahead)).view
 
-    ns = lateness.from_scale_ns(unpacked(made.data)["late"])
-    assert 5e6 > np.median(ns[1])
-    assert 4 == made.data["views"][0]["late"]["clocks"]
+    assert 5e6 > np.median(view.late_ns()[1])
+    assert 4 == view.told["late"]["clocks"]
 
 
-def test_only_the_newest_times_are_kept(tmp_path):
+def test_only_the_newest_times_are_kept(seen_in):
     """
-    Of very large jobs, the page holds a part of the times.
+    Of jobs with millions of calls, the page holds a part of the times, or none;
+    ranks that did the same share their record.
     """
-    make_dumps(tmp_path, late_job())
-    dumps = read_dumps(tmp_path)
-
-    seen = look_at(dumps, most_times=40)
-
-    assert {10} == {len(a.seq) for a in seen.arrivals.values()}
-    assert {31} == {int(a.seq[0]) for a in seen.arrivals.values()}
-
-
-def test_no_times_are_kept(tmp_path):
-    """
-    A picture without times says so.
-    """
-    make_dumps(tmp_path, late_job())
-    diagnosis = seen_in(tmp_path)
+    # Dumps of so many calls take too long to make, so the limit is given.
+    diagnosis = seen_in(late_job())
     flight = diagnosis.seen.flight
-    seen = look_at(flight.dumps, most_times=0)
 
-    [view] = views_of(seen, diagnosis, flight)
+    some = look_at(flight.dumps, most_times=40)
+    none = look_at(flight.dumps, most_times=0)
 
-    assert lateness.lateness_of(view, seen) is None
+    assert {10} == {len(a.seq) for a in some.arrivals.values()}
+    assert {31} == {int(a.seq[0]) for a in some.arrivals.values()}
+    [view] = views_of(none, diagnosis, flight)
+    assert lateness_of(view, none) is None
+    assert (1, 4) == (len(some.records), len(some.of))
 
 
-def test_times_of_groups_with_gaps(tmp_path):
+def test_times_of_groups_with_gaps(matrix, seen_in):
     """
     A member without a dump, or without the call, has no time.
     """
-    made = matrix_section(seen_in(tmp_path, away_job(4, 1), missing=[3]))
+    late = matrix(seen_in(away_job(4, 1), missing=[3])).view.late
 
-    late = unpacked(made.data)["late"]
     assert [0, 0] == [late[3].max(), late[1][-1]]
     assert late[0].min() > 0
 
 
-@pytest.mark.parametrize(
-    ("ns", "step"),
-    [(np.nan, 0), (0, 1), (1e3, 1), (1e4, 25), (1e6, 73), (1e30, 255)],
-)
-def test_scale(ns, step):
-    """
-    Durations of any size are one byte.
-    """
-    assert [step] == lateness.on_scale(np.array([float(ns)])).tolist()
-
-
-def test_transfers(tmp_path):
+def test_transfers(matrix, seen_in):
     """
     Pairs of ranks have a table of their own, those that wait first.
     """
@@ -606,78 +570,65 @@ def test_transfers(tmp_path):
     job.recv(3, 2)
     job.recv(3, 2)
 
-    pairs = matrix_section(seen_in(tmp_path, job)).values["pairs"]
+    found = matrix(seen_in(job))
 
-    assert (1, 1, 0) == (pairs.stuck, pairs.fine, pairs.left_out)
-    first = pairs.shown[0]
-    assert (2, 3, 1, 0, 2, 1) == (
-        first.source,
-        first.target,
-        first.sent,
-        first.sending,
-        first.received,
-        first.receiving,
-    )
+    assert "1 pair waits, 1 does not." in found.text
+    assert [
+        ["rank 2", "rank 3", "1", "2 … 1 waiting"],
+        ["rank 0", "rank 1", "1", "1"],
+    ] == [row[:4] for row in found.rows("table.pairs")]
+    assert "left out" not in found.text
 
 
-def test_only_transfers(tmp_path):
+def test_only_transfers(matrix, seen_in):
     """
     A job without collectives has a table of pairs, and no picture.
     """
     job = SimulatedJob(2)
     job.recv(1, 0)
-    diagnosis = seen_in(tmp_path, job)
 
-    made = matrix_section(diagnosis)
+    found = matrix(seen_in(job))
 
-    assert "only from rank to rank" == made.summary
-    assert made.data is None
-    assert "none on record" in report_html(diagnosis)
+    assert "only from rank to rank" == found.summary
+    assert found.data is None
+    assert "none on record" == found.rows("table.pairs")[0][2]
 
 
-def test_many_columns(tmp_path, monkeypatch):
+def test_many_columns(matrix, seen_in, monkeypatch):
     """
-    Of very long recordings the newest calls are shown, and it is said.
+    Of very long recordings the newest calls are shown, and it is said; a rank
+    whose calls are all older has neither a call nor a time in it.
     """
-    monkeypatch.setattr(matrix_cells, "_MOST_COLUMNS", 3)
-
-    made = matrix_section(seen_in(tmp_path, away_job()))
-
-    assert 2 == made.data["views"][0]["cut"]
-    assert [3, 4, 5] == unpacked(made.data)["columns"].tolist()
-
-
-def test_old_calls_without_a_column(tmp_path, monkeypatch):
-    """
-    A rank whose calls are all older than the picture has none in it.
-    """
-    monkeypatch.setattr(matrix_cells, "_MOST_COLUMNS", 2)
+    # Dumps of tens of thousands of calls take seconds to make.
+    monkeypatch.setattr(
+        "distdebug.report.sections.matrix.cells._MOST_COLUMNS", 2
+    )
     job = SimulatedJob(2)
-    job.collective("all_reduce")
-    for _ in range(3):
-        job.collective("all_reduce", ranks=[0])
+    for ranks in ([0, 1], [0, 1], [0], [0]):
+        job.collective("all_reduce", ranks=ranks)
 
-    cells = cells_of(seen_in(tmp_path, job))
+    view = matrix(seen_in(job)).view
 
-    assert [State.NOT_ENTERED] * 2 == cells[1]
+    assert (2, [3, 4]) == (view.told["cut"], view.columns)
+    assert [AWAY] * 2 == view.cells()[1]
+    assert [[1, 1], [0, 0]] == view.late.tolist()
 
 
-def test_many_kinds_of_ranks(tmp_path):
+def test_calls_beyond_the_limit(matrix, seen_in, monkeypatch):
     """
-    The table is short, however much the ranks differ.
+    Of very many different calls, some are not named.
     """
-    job = SimulatedJob(20)
-    job.collective("all_reduce")
-    for rank in range(1, 20):
-        job.collective(f"op{rank}", ranks=[rank])
+    monkeypatch.setattr(
+        "distdebug.report.sections.matrix.packed._MOST_CALLS", 0
+    )
 
-    table = matrix_section(seen_in(tmp_path, job)).values["tables"][0]
+    found = matrix(seen_in(away_job()))
 
-    assert 12 == len(table.rows)
-    assert 8 == table.more
+    assert [] == found.data["calls"]
+    assert {0xFFFFFFFF} == set(found.view.programs)
 
 
-def test_dumps_of_active_calls(tmp_path):
+def test_dumps_of_active_calls(matrix, seen_in):
     """
     The table shows the calls of its group, not those of groups like it.
     """
@@ -691,17 +642,14 @@ def test_dumps_of_active_calls(tmp_path):
     job.collective("all_reduce", near, ranks=[0])
     job.wait(600)
 
-    tables = matrix_section(seen_in(tmp_path, job, only_active=True)).values[
-        "tables"
-    ]
+    tables = matrix(seen_in(job, only_active=True)).all("table.calls")
 
-    assert [[("all_reduce", 4)], [("all_gather", 31)]] == sorted(
-        ([(c.op, c.seq) for c in table.columns] for table in tables),
-        reverse=True,
+    assert [["#31 all_gather"], ["#4 all_reduce"]] == sorted(
+        map(columns_of, tables)
     )
 
 
-def test_groups_of_who_is_blamed_come_first(tmp_path):
+def test_groups_of_who_is_blamed_come_first(matrix, seen_in):
     """
     The tables are about the groups of the culprit, not of those behind it.
     """
@@ -715,14 +663,15 @@ def test_groups_of_who_is_blamed_come_first(tmp_path):
         ranks = [r for r in column.ranks if r not in rows[5].ranks]
         job.collective("all_reduce", column, ranks=ranks)
 
-    tables = matrix_section(seen_in(tmp_path, job)).values["tables"]
+    tables = matrix(seen_in(job)).all("table.calls")
 
-    assert [("tp", 22), ("dp", 22)] == [
-        (table.name, table.rows[0].first) for table in tables[:2]
+    assert [("tp", "rank 22"), ("dp", "rank 22")] == [
+        (table.one("caption b").text, table.rows()[0][0])
+        for table in tables[:2]
     ]
 
 
-def test_many_stuck_groups(tmp_path):
+def test_many_stuck_groups(matrix, seen_in):
     """
     Few groups have a table; the others are counted.
     """
@@ -732,13 +681,13 @@ def test_many_stuck_groups(tmp_path):
         job.collective("all_reduce", group)
         job.collective("all_reduce", group, ranks=group.ranks[:1])
 
-    made = matrix_section(seen_in(tmp_path, job))
+    found = matrix(seen_in(job))
 
-    assert (3, 2) == (len(made.values["tables"]), made.values["more"])
-    assert "2 more groups are stuck" in report_html(seen_in(tmp_path))
+    assert 3 == len(found.all("table.calls"))
+    assert "2 more groups are stuck" in found.text
 
 
-def test_difference_that_holds_up_nobody(tmp_path):
+def test_difference_that_holds_up_nobody(matrix, seen_in):
     """
     Without a stuck call, the first difference is what is shown.
     """
@@ -747,16 +696,13 @@ def test_difference_that_holds_up_nobody(tmp_path):
         op = "all_gather" if step == 2 else "all_reduce"
         job.collective(op, ranks=[3], state="completed")
         job.collective("all_reduce", ranks=[0, 1, 2], state="completed")
-    diagnosis = seen_in(tmp_path, job)
-    healthy = Finding(cause=Cause.HEALTHY, ranks=(), summary="fine")
-    diagnosis = attrs.evolve(diagnosis, verdict=healthy, findings=())
 
-    focus = matrix_section(diagnosis).data["views"][0]["focus"]
+    view = matrix(healthy(seen_in(job))).view
 
-    assert 2 == focus[1]
+    assert 2 == view.told["focus"][1]
 
 
-def test_healthy_job_shows_its_newest_calls(tmp_path):
+def test_healthy_job_shows_its_newest_calls(matrix, seen_in):
     """
     Where nothing is wrong, the newest calls of the largest group are shown.
     """
@@ -764,13 +710,13 @@ def test_healthy_job_shows_its_newest_calls(tmp_path):
     for _ in range(9):
         job.collective("all_reduce")
 
-    [table] = matrix_section(seen_in(tmp_path, job)).values["tables"]
+    table = matrix(seen_in(job)).one("table.calls")
 
-    assert [6, 7, 8, 9] == [column.seq for column in table.columns]
-    assert ["ranks 0-3"] == [row.ranks for row in table.rows]
+    assert [f"#{n} all_reduce" for n in (6, 7, 8, 9)] == columns_of(table)
+    assert ["ranks 0-3 (4)"] == [row[0] for row in table.rows()]
 
 
-def test_scattered_ranks_are_cut(tmp_path):
+def test_scattered_ranks_are_cut(matrix, seen_in):
     """
     A row names some of many ranks, and their number.
     """
@@ -778,24 +724,12 @@ def test_scattered_ranks_are_cut(tmp_path):
     job.collective("all_reduce")
     job.collective("all_reduce", ranks=range(0, 128, 2))
 
-    table = matrix_section(seen_in(tmp_path, job)).values["tables"][0]
+    rows = matrix(seen_in(job)).rows("table.calls")
 
-    assert all(row.ranks.endswith(",…") for row in table.rows)
-    assert [64, 64] == [row.count for row in table.rows]
-
-
-def test_calls_beyond_the_limit(tmp_path, monkeypatch):
-    """
-    Of very many different calls, some are not named.
-    """
-    monkeypatch.setattr(packed, "_MOST_CALLS", 0)
-
-    made = matrix_section(seen_in(tmp_path, away_job()))
-
-    assert {0xFFFFFFFF} == set(unpacked(made.data)["programs"].tolist())
+    assert [True, True] == [row[0].endswith(",… (64)") for row in rows]
 
 
-def test_hostile_names_are_harmless(tmp_path):
+def test_hostile_names_are_harmless(page, seen_in):
     """
     Names of groups and operations are text, whatever they hold.
     """
@@ -804,62 +738,22 @@ def test_hostile_names_are_harmless(tmp_path):
     job.collective(evil, job.new_group([0, 1], evil, evil), ranks=[0])
     job.wait(400)
 
-    html = report_html(seen_in(tmp_path, job))
+    shown = page(seen_in(job))
 
-    assert "<b onclick" not in html
-    assert not re.search("[\x1b\u202e\u2028]", html)
+    assert not any("onclick" in x.given for x in shown.root.inside())
+    assert "<b onclick=x>" in shown.part("matrix").text
+    assert not re.search("[\x1b\u202e\u2028]", shown.html)
 
 
-def test_data_are_plain(tmp_path):
+def test_data_are_the_same(matrix, seen_in):
     """
-    What a script gets is JSON, and the same for the same dumps.
+    The same dumps give the same data, in which each state has its own sign.
     """
-    diagnosis = seen_in(tmp_path, away_job())
+    diagnosis = seen_in(away_job())
 
-    one, two = (
-        json.dumps(matrix_section(diagnosis).data, allow_nan=False)
-        for _ in range(2)
-    )
+    one, two = matrix(diagnosis).data, matrix(diagnosis).data
 
     assert one == two
-
-
-def test_time_is_linear_in_ranks(tmp_path):
-    """
-    Twice the ranks are twice the rows, but no more kinds of them.
-    """
-    kinds = []
-    for world in (64, 128):
-        folder = tmp_path / str(world)
-        made = matrix_section(seen_in(folder, away_job(world)))
-        kinds.append(made.data["views"][0]["kinds"])
-
-    assert [2, 2] == kinds
-
-
-def test_states_have_names():
-    """
-    Each state has a name, a sign, and a word.
-    """
-    last = max(
-        n
-        for name, n in vars(State).items()
-        if name.isupper() and name != "DIFFERS"
-    )
-
-    assert last + 1 == len(section._STATES)
-    assert State.DIFFERS > last
-    assert len(section._STATES) == len(
-        {sign for _, sign, _ in section._STATES}
-    )
-
-
-def test_records_are_kept_once(tmp_path):
-    """
-    Ranks that did the same share their record.
-    """
-    make_dumps(tmp_path, away_job())
-
-    seen = recorded.look_at(read_dumps(tmp_path))
-
-    assert (2, 8) == (len(seen.records), len(seen.of))
+    assert [8] * 3 == [
+        len(set(texts)) for texts in zip(*one["states"], strict=True)
+    ]

@@ -10,8 +10,7 @@ import json
 import re
 import sys
 
-from html.parser import HTMLParser
-from unittest.mock import Mock
+from importlib.resources import files
 
 import attrs
 import pytest
@@ -38,7 +37,6 @@ from distdebug.findings import (
 from distdebug.report import leave_report
 from distdebug.report import page as module
 from distdebug.report.section import Section
-from distdebug.report.sections import SECTIONS
 from distdebug.testing import SimulatedJob, make_dumps
 
 
@@ -56,47 +54,6 @@ PLAIN = Diagnosis(
         remedy="look at `py-spy dump` of rank 3",
     )
 )
-
-
-class Page(HTMLParser):
-    """
-    What a browser finds in a page.
-    """
-
-    def __init__(self, html):
-        super().__init__()
-        self.tags, self.ids, self.texts, self.open = [], [], [], []
-        self.feed(html)
-        self.close()
-
-    def handle_starttag(self, tag, attributes):
-        """
-        Remember it, and what it is called.
-        """
-        given = dict(attributes)
-        self.tags.append((tag, given))
-        self.ids += [given["id"]] if "id" in given else []
-        self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        """
-        Whatever was opened in it is over.
-        """
-        while self.open and self.open.pop() != tag:
-            pass
-
-    def handle_data(self, data):
-        """
-        Remember what is read, and where it stands.
-        """
-        self.texts.append((self.open[-1] if self.open else "", data))
-
-    def text(self):
-        """
-        What a person reads.
-        """
-        shown = (t for tag, t in self.texts if tag not in {"script", "style"})
-        return re.sub(r"\s+", " ", " ".join(shown))
 
 
 def hostile_diagnosis():
@@ -144,6 +101,7 @@ def only(monkeypatch):
 
     def set_part(make):
         make.__name__ = "missing_section"
+        # No diagnosis makes a part of ours fail, and yet a part may.
         monkeypatch.setattr(module, "SECTIONS", (make,))
 
     return set_part
@@ -158,19 +116,21 @@ def section(**kwargs):
 
 
 class TestReportHtml:
-    def test_verdict_first(self):
+    def test_verdict_first(self, page):
         """
         The verdict, who is at fault, and what to do come before all parts.
         """
-        html = report_html(PLAIN)
+        shown = page(PLAIN)
 
-        text = Page(html).text()
-        assert "Rank 3 never entered all_reduce #5." in text
-        assert "Rank not arrived certain: the evidence leaves no" in text
-        assert "At fault rank 3" in text
-        assert "What to do Look at py-spy dump of rank 3." in text
-        assert "<code>py-spy dump</code>" in html
-        assert html.index("What to do") < html.index("<main")
+        header = shown.root.one("header")
+        assert shown.html.index("</header>") < shown.html.index("<main")
+        assert "Rank 3 never entered all_reduce #5." == header.one("h1").text
+        assert "Rank not arrived" == header.one("p.badge b").text
+        assert "certain: the evidence leaves no" in header.text
+        assert {"At fault": "rank 3"} == header.pairs("dl.facts")
+        assert (
+            "Look at py-spy dump of rank 3." == header.one("div.remedy p").text
+        )
 
     @pytest.mark.parametrize(
         ("cause", "tone", "mark"),
@@ -181,53 +141,57 @@ class TestReportHtml:
         ],
         ids=["healthy", "unknown", "killed"],
     )
-    def test_tones(self, cause, tone, mark):
+    def test_tones(self, page, cause, tone, mark):
         """
         Healthy, unknown, and guilty differ by color, sign, and words.
         """
         verdict = attrs.evolve(PLAIN.verdict, cause=cause)
 
-        html = report_html(Diagnosis(verdict=verdict))
+        header = page(Diagnosis(verdict=verdict)).root.one("header")
 
-        assert f'<header id="verdict" class="is-{tone}">' in html
-        assert f'aria-hidden="true">{mark}</span>' in html
+        assert {f"is-{tone}"} == header.classes
+        assert mark == header.one("span.mark").text
 
-    def test_same_again(self):
+    def test_same_again(self, page):
         """
-        The same diagnosis gives the same page.
+        The same diagnosis gives the same page; without anything to show but
+        the verdict, it has no parts.
         """
-        assert report_html(PLAIN) == report_html(PLAIN)
+        again = attrs.evolve(PLAIN, findings=(PLAIN.verdict,))
 
-    def test_self_contained(self):
+        assert report_html(PLAIN) == report_html(PLAIN) == report_html(again)
+        assert [] == page(PLAIN).root.all("section")
+
+    def test_self_contained(self, page):
         """
         Nothing in the page refers to anything outside of it.
         """
-        page = Page(report_html(PLAIN))
+        nodes = list(page(PLAIN).root.inside())
 
         links = [
             value
-            for _, given in page.tags
-            for name, value in given.items()
+            for node in nodes
+            for name, value in node.given.items()
             if name in {"src", "href", "action", "srcset", "data"}
         ]
         assert links
         assert all(link.startswith("#") for link in links)
-        assert not {"link", "iframe", "object", "base", "form"} & {
-            tag for tag, _ in page.tags if tag != "form"
+        assert not {"link", "iframe", "object", "base"} & {
+            node.tag for node in nodes
         }
 
-    def test_policy(self):
+    def test_policy(self, page):
         """
         Browsers run the scripts of the page, and no others.
         """
-        html = report_html(PLAIN)
+        shown = page(PLAIN)
 
         (policy,) = (
-            given["content"]
-            for tag, given in Page(html).tags
-            if given.get("http-equiv") == "Content-Security-Policy"
+            meta.given["content"]
+            for meta in shown.root.all("meta")
+            if meta.given.get("http-equiv") == "Content-Security-Policy"
         )
-        scripts = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
+        scripts = re.findall(r"<script>(.*?)</script>", shown.html, re.DOTALL)
         hashes = {
             "'sha256-"
             + base64.b64encode(hashlib.sha256(s.encode()).digest()).decode()
@@ -238,37 +202,32 @@ class TestReportHtml:
         assert hashes == set(policy.partition("script-src ")[2].split())
         assert "default-src 'none'" in policy
 
-    def test_ids(self):
+    def test_ids(self, page):
         """
         No two things have one name, and every link leads to one of them.
         """
-        html = report_html(hostile_diagnosis())
+        root = page(hostile_diagnosis()).root
 
-        page = Page(html)
-        assert sorted(set(page.ids)) == sorted(page.ids)
-        inside = {
-            given["href"][1:]
-            for tag, given in page.tags
-            if tag == "a" and not given["href"].startswith("#rank=")
-        }
-        assert inside <= set(page.ids)
+        ids = [n.given["id"] for n in root.inside() if "id" in n.given]
+        links = {link.given["href"][1:] for link in root.all("a")}
+        assert sorted(set(ids)) == sorted(ids)
+        assert {x for x in links if not x.startswith("rank=")} <= set(ids)
 
-    def test_hostile(self):
+    def test_hostile(self, page):
         """
         What a job wrote never becomes a tag, nor what a terminal obeys.
         """
-        html = report_html(hostile_diagnosis())
+        shown = page(hostile_diagnosis())
 
-        page = Page(html)
-        assert "could not be shown" not in page.text()
-        assert "alert(1)" in page.text()
+        scripts = ["".join(x.parts) for x in shown.root.all("script")]
+        nodes = list(shown.root.inside())
+        assert [] == shown.root.all("p.failed")
+        assert "alert(1)" in shown.root.text
+        assert not any("alert" in script for script in scripts)
+        assert "img" not in {node.tag for node in nodes}
+        assert not re.search("[\x00\x07\x1b\u2028\u202e\ud800]", shown.html)
         assert not any(
-            "alert" in t for tag, t in page.texts if tag == "script"
-        )
-        assert "img" not in {tag for tag, _ in page.tags}
-        assert not re.search("[\x00\x07\x1b\u2028\u202e\ud800]", html)
-        assert not any(
-            name.startswith("on") for _, given in page.tags for name in given
+            name.startswith("on") for node in nodes for name in node.given
         )
 
     def test_long(self):
@@ -290,22 +249,20 @@ class TestReportHtml:
 
 
 class TestParts:
-    def test_data(self, only):
+    def test_data(self, only, page):
         """
         Data come back from the page as they were, whatever is in them.
         """
         data = {"text": HOSTILE, "numbers": [1, 2.5, None]}
         only(lambda _: section(data=data))
 
-        html = report_html(PLAIN)
+        shown = page(PLAIN)
 
-        found = re.search(
-            r'<script type="application/json" id="data-missing">(.*?)</script>',
-            html,
-            re.DOTALL,
+        (script,) = (
+            "".join(x.parts) for x in shown.root.all("script") if x.given
         )
-        assert data == json.loads(found[1])
-        assert not set("<>&") & set(found[1])
+        assert data == json.loads(script)
+        assert not set("<>&") & set(script)
 
     @pytest.mark.parametrize(
         ("make", "reason"),
@@ -317,38 +274,37 @@ class TestParts:
         ],
         ids=["computing", "template", "nan", "no JSON"],
     )
-    def test_failing(self, only, make, reason):
+    def test_failing(self, only, page, make, reason):
         """
         A part that fails says so in its place, and the page is there.
         """
         only(make)
 
-        text = Page(report_html(PLAIN)).text()
+        root = page(PLAIN).root
 
-        assert "Rank 3 never entered" in text
-        assert "Missing could not be shown" in text
-        assert reason in text
+        assert root.one("h1").text.startswith("Rank 3 never entered")
+        assert "Missing could not be shown" == root.one("summary").text
+        assert reason in root.one("p.failed").text
 
-    def test_none(self, only):
+    def test_none(self, only, page):
         """
         A part without anything to show is left out.
         """
         only(lambda _: None)
 
-        page = Page(report_html(PLAIN))
+        root = page(PLAIN).root
 
-        assert {"verdict", "parts", "selection"} == set(page.ids)
+        assert [[]] == [main.all("") for main in root.all("main")]
+        assert [] == root.all("nav")
 
     @pytest.mark.parametrize("is_open", [True, False])
-    def test_open(self, only, is_open):
+    def test_open(self, only, part, is_open):
         """
         A part is unfolded at first, if it wants to be.
         """
         only(lambda _: section(is_open=is_open))
 
-        page = Page(report_html(PLAIN))
-
-        assert is_open == (("details", {"open": None}) in page.tags)
+        assert is_open == part("missing", PLAIN).is_open
 
 
 def colors(css):
@@ -385,12 +341,12 @@ class TestStyle:
         "name",
         ["fg", "muted", "link", "culprit", "victim", "fine", "unknown"],
     )
-    def test_contrast(self, scheme, name):
+    def test_contrast(self, page, scheme, name):
         """
         Every color of text is readable on every ground that it stands on.
         """
-        (css,) = module._static(["page"], "css")
-        told = colors(css)[scheme]
+        css = page(PLAIN).root.all("style")[0]
+        told = colors("".join(css.parts))[scheme]
         grounds = {"bg", "soft", f"{name}-soft"} & set(told)
         if name in {"fg", "muted"}:
             grounds |= {ground for ground in told if ground.endswith("-soft")}
@@ -406,12 +362,14 @@ class TestStyle:
         """
         No part has colors of its own.
         """
-        names = [make.__name__.removesuffix("_section") for make in SECTIONS]
-
-        styles = "".join(module._static(["top", *names], "css"))
+        styles = [
+            style.read_text("utf-8")
+            for style in (files("distdebug.report") / "static").iterdir()
+            if style.name.endswith(".css") and style.name != "page.css"
+        ]
 
         assert styles
-        assert [] == re.findall(r"#[0-9a-f]{3,8}\b(?=[;, )])", styles)
+        assert [] == re.findall(r"#[0-9a-f]{3,8}\b(?=[;, )])", "".join(styles))
 
 
 class TestWriteReport:
@@ -434,33 +392,34 @@ class TestWriteReport:
 
         assert caught.value.remedy
 
-    @pytest.mark.parametrize("name", ["_static", "_templates"])
-    def test_own_files(self, monkeypatch, name):
+    @pytest.mark.parametrize(
+        ("name", "error"),
+        [
+            ("jinja2.PackageLoader", PermissionError(13, "not permitted")),
+            ("jinja2.PackageLoader", ValueError("no folder")),
+            ("pathlib.Path.read_text", PermissionError(13, "not permitted")),
+        ],
+        ids=["templates", "no folder", "styles"],
+    )
+    def test_own_files(self, monkeypatch, name, error):
         """
         If our own templates cannot be read, the error says so.
         """
-        trouble = Mock(side_effect=PermissionError(13, "Permission denied"))
-        monkeypatch.setattr(module, name, trouble)
+
+        def fail(*_):
+            raise error
+
+        monkeypatch.setattr(name, fail)
 
         with pytest.raises(DistdebugError, match="templates") as caught:
             report_html(PLAIN)
 
+        assert error.args[-1] in str(caught.value)
         assert caught.value.remedy
-
-    def test_no_templates(self, monkeypatch):
-        """
-        So it does if their folder is not there.
-        """
-        monkeypatch.setattr(
-            "jinja2.PackageLoader", Mock(side_effect=ValueError("no folder"))
-        )
-
-        with pytest.raises(DistdebugError, match="no folder"):
-            report_html(PLAIN)
 
     def test_without_jinja(self, tmp_path, monkeypatch):
         """
-        Without jinja2 the error tells what to install; a snapshot is silent.
+        Without jinja2 the error says what to install; a snapshot is silent.
         """
         monkeypatch.setitem(sys.modules, "jinja2", None)
 

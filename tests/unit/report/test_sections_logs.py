@@ -5,59 +5,60 @@ The parts of the page about logs, the start-up, and nodes.
 from __future__ import annotations
 
 import json
+import re
 
 from pathlib import Path
 
 import attrs
 import pytest
 
-from distdebug import diagnose, report_html
+from distdebug import diagnose
 from distdebug._lines import LogLine, Origin
 from distdebug.diagnosis import LogEvidence, Seen
 from distdebug.findings import Cause, Diagnosis, Finding
-from distdebug.health import Gpu, NodeFacts
-from distdebug.health.disks import Disk
-from distdebug.health.memory.read import Memory
-from distdebug.health.network.interfaces import Interface
-from distdebug.health.pressure import Pressure
+from distdebug.health import NodeFacts, node_facts
 from distdebug.logscan import (
-    CollectiveLogs,
     Hit,
     LogGroup,
     PyError,
     PyFrame,
     ScanReport,
     TraceGroup,
-)
-from distdebug.logscan.collectives.model import (
-    Heartbeat,
-    WorkTimeout,
-)
-from distdebug.logscan.collectives.model import (
-    LogGroup as NamedGroup,
+    read_collective_logs,
 )
 from distdebug.raylogs import Death, Deaths, DriverLog, Failure
-from distdebug.report.sections.logs import logs_section
-from distdebug.report.sections.nodes import nodes_section
-from distdebug.report.sections.phase import phase_section
 from distdebug.startup import Harmless, PhaseReport, PhaseState, Progress
 
 
 VERDICT = Finding(cause=Cause.KILLED, ranks=(3,), summary="rank 3 was killed")
+NOTE = Finding(cause=Cause.HEALTHY, ranks=(), summary="note: NCCL says little")
+BARE = NodeFacts(host="n1", taken=0.0)
 HOSTILE = "</script><script>alert(1)</script>\x1b[31m\u202e\x00\ud800"
 
 
 def seen_in(**kwargs):
     """
-    A diagnosis that logs told.
+    A diagnosis that was made from logs.
     """
     logs = LogEvidence(**kwargs)
     return Diagnosis(verdict=VERDICT, seen=Seen(paths=("/job",), logs=logs))
 
 
+def watchdog(rank, seq=5, op="ALLREDUCE", group="dp"):
+    """
+    What the watchdog of a rank prints if a call takes too long.
+    """
+    return (
+        f"[rank{rank}]:[E ProcessGroupNCCL.cpp:616] [PG ID 0 PG GUID 0("
+        f"{group}) Rank {rank}] Watchdog caught collective operation timeout: "
+        f"WorkNCCL(SeqNum={seq}, OpType={op}, NumelIn=4, NumelOut=4, "
+        "Timeout(ms)=600000) ran for 600001 milliseconds before timing out."
+    )
+
+
 def lines(**kwargs):
     """
-    Lines that tell of the same.
+    Lines that say the same.
     """
     hit = Hit(
         text="RuntimeError: boom",
@@ -79,33 +80,28 @@ def lines(**kwargs):
 
 
 class TestLogs:
-    def test_none(self):
-        """
-        Without anything that went wrong there is no part.
-        """
-        assert logs_section(Diagnosis(verdict=VERDICT)) is None
-
-    def test_errors(self):
+    def test_errors(self, part):
         """
         What brings a job down comes first, with place, time, and rank.
         """
         grave = lines(cause=Cause.KILLED, priority=1, count=1000, is_more=True)
         scan = ScanReport(groups=(lines(), grave), files=2, bytes_read=2048)
 
-        part = logs_section(seen_in(scan=scan))
+        shown = part("logs", seen_in(scan=scan))
 
-        first, second = part.values["excerpts"]
-        assert ("Killed", "1,000+") == (first.words, first.number)
+        first, second = shown.texts("ol.excerpts p.head")
+        assert first.startswith("Killed \u00d7 1,000+rank 3")
         assert (
-            "Trainer",
-            "2025-06-15 15:06:40 UTC",
-            "job/train.log, line 7",
-            (3,),
-        ) == (second.who, second.when, second.where, second.ranks.first)
-        assert "2 files, 2.0 KiB" == part.values["read"]
-        assert "2 kinds of error" == part.summary
+            "Native crashrank 3Trainer 2025-06-15 15:06:40 UTC "
+            "job/train.log, line 7"
+        ) == second
+        assert [{"is-grave"}, set()] == [
+            item.classes for item in shown.all("ol.excerpts li")
+        ]
+        assert "2 files, 2.0 KiB were searched." in shown.text
+        assert "2 kinds of error" == shown.summary
 
-    def test_traceback(self):
+    def test_traceback(self, part):
         """
         A traceback is shown with its innermost lines, the error last.
         """
@@ -115,53 +111,37 @@ class TestLogs:
         errors = (PyError(type="KeyError", message="'x'", frames=frames),)
         trace = TraceGroup(errors=errors, group=lines())
 
-        part = logs_section(
-            seen_in(scan=ScanReport(tracebacks=(trace,), files=1))
+        shown = part(
+            "logs", seen_in(scan=ScanReport(tracebacks=(trace,), files=1))
         )
 
-        (excerpt,) = part.values["excerpts"]
-        assert "  … 8 more" == excerpt.trace[0]
-        assert ("  f19 (a.py:19)", "KeyError: 'x'") == excerpt.trace[-2:]
-        assert "1 kind of error" == part.summary
+        trace = "".join(shown.one("ol.excerpts pre").parts).splitlines()
+        assert "  … 8 more" == trace[0]
+        assert ["  f19 (a.py:19)", "KeyError: 'x'"] == trace[-2:]
+        assert "1 kind of error" == shown.summary
 
-    def test_watchdogs(self):
+    def test_watchdogs(self, part, tmp_path):
         """
-        What many ranks say of one call is told once, with all of them.
+        What many ranks say of one call is shown once, with all of them.
         """
-        said = [
-            WorkTimeout(
-                rank=n,
-                seq=5,
-                op="all_reduce",
-                group=NamedGroup("0", "dp"),
-                source="/job/train.log",
-                line=n + 1,
-                quote=f"[Rank {n}] Watchdog caught",
-            )
-            for n in range(8)
-        ]
-        beat = Heartbeat(rank=None, quote="no beat")
-        logs = CollectiveLogs(timeouts=tuple(said), heartbeats=(beat,))
+        log = tmp_path / "train.log"
+        beat = "Heartbeat monitor timed out! watchdog"
+        log.write_text("\n".join([*map(watchdog, range(8)), beat]))
 
-        part = logs_section(seen_in(collectives=logs))
+        logs = read_collective_logs(log)
+        shown = part("logs", seen_in(collectives=logs))
 
-        first, second = part.values["statements"]
-        assert (8, "dp", "0-7", "job/train.log, line 1") == (
-            first.number,
-            first.group,
-            first.ranks.folded,
-            first.where,
-        )
-        assert ("no beat", 0, "") == (
-            second.text,
-            second.ranks.count,
-            second.where,
-        )
-        assert "2 statements of watchdogs" == part.summary
+        first, second = shown.texts("ol.excerpts p.head")
+        assert "\u00d7 8rank 0rank 1rank 2" in first
+        assert "group dp" in first
+        assert first.endswith("train.log, line 1")
+        assert "rank" not in second
+        assert beat in shown.texts("ol.excerpts blockquote")[1]
+        assert "2 statements of watchdogs" == shown.summary
 
-    def test_deaths(self):
+    def test_deaths(self, part):
         """
-        Who died is told in the order of time, the first cause marked.
+        Deaths are listed in the order of time, the first cause marked.
         """
         first = Death(
             kind="native_crash",
@@ -178,23 +158,25 @@ class TestLogs:
         early = Death(kind="terminated", worker_id="cd", time=1.0)
         wanted = Death(kind="intended", worker_id="ef")
 
-        part = logs_section(
-            seen_in(deaths=Deaths(deaths=(early, first, later, wanted)))
+        shown = part(
+            "logs",
+            seen_in(deaths=Deaths(deaths=(early, first, later, wanted))),
         )
 
-        shown = part.values["deaths"]
-        assert ["", "first", "follows"] == [row.mark for row in shown]
-        assert ("native crash, SIGSEGV", "job/worker.err", (1,)) == (
-            shown[1].how,
-            shown[1].where,
-            shown[1].ranks.first,
-        )
-        assert ("Fatal Python error",) * 12 == shown[1].lines
-        assert "3 deaths" == part.summary
+        rows = shown.all("table.ends tbody tr")
+        assert ["", "first", "follows"] == [
+            " ".join(row.texts("td.when b")) for row in rows
+        ]
+        assert [set(), {"is-first"}, set()] == [row.classes for row in rows]
+        assert "rank 1" == rows[1].one("a.is-culprit").text
+        end = shown.rows("table.ends")[1][3]
+        assert end.startswith("native crash, SIGSEGV job/worker.err last")
+        assert 12 == end.count("Fatal Python error")
+        assert "3 deaths" == shown.summary
 
-    def test_drivers(self):
+    def test_drivers(self, part):
         """
-        What drivers were told is told, but for what they wanted.
+        Failures that drivers saw are listed, but for those that were intended.
         """
         failed = Failure(
             kind="task_error",
@@ -211,44 +193,54 @@ class TestLogs:
             path="/job/driver.log", failures=(failed, plain, wanted)
         )
 
-        part = logs_section(seen_in(drivers=(driver,)))
+        shown = part("logs", seen_in(drivers=(driver,)))
 
-        first, second = part.values["failures"]
-        assert ("ended the driver", "ValueError shape") == (
-            first.mark,
-            first.how,
+        first, second = shown.rows("table.ends")
+        assert "\u2013 ended the driver" == first[0]
+        assert (
+            "ValueError shape job/driver.log, line 7 last lines "
+            "ray::f() failed"
+        ) == first[3]
+        assert ("\u2013", "node_died job/driver.log, line 8") == (
+            second[0],
+            second[3],
         )
-        assert "job/driver.log, line 7" == first.where
-        assert ("", "node_died", ()) == (
-            second.mark,
-            second.how,
-            second.lines,
-        )
-        assert "2 failed calls" == part.summary
+        assert "2 failed calls" == shown.summary
 
-    def test_many(self):
+    def test_many(self, part, tmp_path):
         """
         Of thousands of each kind, what is left out is counted.
         """
         died = Death(kind="node_died")
         failed = Failure(kind="task_error", line=1)
-        stuck = [WorkTimeout(seq=n, op="x") for n in range(1000)]
+        log = tmp_path / "train.log"
+        stuck = (watchdog(0, seq=n) for n in range(1000))
+        log.write_text("\n".join(stuck))
 
-        part = logs_section(
+        shown = part(
+            "logs",
             seen_in(
                 scan=ScanReport(groups=(lines(),) * 1000),
                 deaths=Deaths(deaths=(died,) * 1000),
                 drivers=(DriverLog(path="x", failures=(failed,) * 1000),),
-                collectives=CollectiveLogs(timeouts=tuple(stuck)),
-            )
+                collectives=read_collective_logs(log),
+            ),
         )
 
-        for name in ("excerpts", "deaths", "failures", "statements"):
-            shown, more = part.values[name], part.values[f"more_{name}"]
-            assert 1000 == len(shown) + more
-            assert 0 < len(shown) <= 200
+        tables = shown.all("table.ends") + shown.all("ol.excerpts")
+        sizes = [
+            len(table.all("tbody tr") + table.all("li")) for table in tables
+        ]
+        left_out = re.findall(
+            r"… and (\d+) (?:death|failure|kind|statement)s more", shown.text
+        )
+        assert [1000] * 4 == [
+            size + int(more)
+            for size, more in zip(sizes, left_out, strict=True)
+        ]
+        assert 0 < min(sizes) <= max(sizes) <= 200
 
-    def test_shown(self):
+    def test_shown(self, page, tmp_path):
         """
         Everything is in the page, and nothing of it is a tag.
         """
@@ -270,11 +262,10 @@ class TestLogs:
         failure = Failure(
             kind="task_error", line=1, error=HOSTILE, quote=HOSTILE
         )
-        said = WorkTimeout(
-            seq=1, op=HOSTILE, group=NamedGroup(HOSTILE), quote=HOSTILE
-        )
+        log = tmp_path / "train.log"
+        log.write_text(watchdog(0, group=HOSTILE[:-1]) + HOSTILE[:-1])
 
-        html = report_html(
+        shown = page(
             seen_in(
                 scan=ScanReport(
                     groups=(group,),
@@ -284,15 +275,16 @@ class TestLogs:
                 ),
                 deaths=Deaths(deaths=(death,)),
                 drivers=(DriverLog(path=HOSTILE, failures=(failure,)),),
-                collectives=CollectiveLogs(timeouts=(said,)),
+                collectives=read_collective_logs(log),
             )
         )
 
-        assert "could not be shown" not in html
-        assert "<script>alert" not in html
-        assert 10 < html.count("&lt;script&gt;alert(1)")
-        assert "3 lines only look bad" in html
-        assert not set("\x00\x1b\u202e\ud800") & set(html)
+        logs = shown.part("logs")
+        assert [] == logs.all("script")
+        assert 10 < logs.text.count("<script>alert(1)")
+        assert "3 lines only look bad" in logs.text
+        assert 2 == len(logs.all("ol.excerpts"))
+        assert not set("\x00\x1b\u202e\ud800") & set(shown.html)
 
 
 def phase(name, **kwargs):
@@ -301,6 +293,16 @@ def phase(name, **kwargs):
     """
     given = {"state": "done", "title": f"doing {name}"} | kwargs
     return PhaseState(name=name, framework="verl", **given)
+
+
+def bars(part):
+    """
+    Where the bar of each phase begins, and how wide it is.
+    """
+    return [
+        (float(bar.given["x"]), float(bar.given["width"]))
+        for bar in part.all("svg.gantt rect")
+    ]
 
 
 class TestPhase:
@@ -313,13 +315,13 @@ class TestPhase:
         ],
         ids=["no log", "no phase", "none begun"],
     )
-    def test_none(self, report):
+    def test_none(self, part, report):
         """
-        If no log tells of a phase, there is no part.
+        If no log shows a phase, there is no part.
         """
-        assert phase_section(seen_in(phase=report)) is None
+        assert part("phase", seen_in(phase=report)) is None
 
-    def test_durations(self):
+    def test_durations(self, part):
         """
         Each phase that began has its time, and its place in all of it.
         """
@@ -336,26 +338,17 @@ class TestPhase:
             verdict="loading takes too long",
         )
 
-        part = phase_section(seen_in(phase=report))
+        shown = part("phase", seen_in(phase=report))
 
-        first, second = part.values["rows"]
-        assert ("10 s", "5 s", 0.0, 25.0) == (
-            first.took,
-            first.typical,
-            first.bar.start,
-            first.bar.width,
-        )
-        assert ("30 s", "3 of 8", 25.0, 75.0) == (
-            second.took,
-            second.progress,
-            second.bar.start,
-            second.bar.width,
-        )
-        assert ["doing train"] == part.values["rest"]
-        assert "loading takes too long" == part.summary
-        assert ("loading", "1970-01-01 00:02:20 UTC") == part.values["last"]
+        assert [["10 s", "5 s", ""], ["30 s", "\u2013", "3 of 8"]] == [
+            row[3:] for row in shown.rows("table.phases")
+        ]
+        assert [(0.0, 25.0), (25.0, 75.0)] == bars(shown)
+        assert "Not begun: doing train." in shown.text
+        assert "loading takes too long" == shown.summary
+        assert "Last line, 1970-01-01 00:02:20 UTC: loading" in shown.text
 
-    def test_no_times(self):
+    def test_no_times(self, part):
         """
         A log without times has phases without durations.
         """
@@ -367,24 +360,24 @@ class TestPhase:
             )
         )
 
-        part = phase_section(seen_in(phase=report))
+        shown = part("phase", seen_in(phase=report))
 
-        assert [None] * 3 == [row.bar for row in part.values["rows"]]
-        assert ["", "", "0 s"] == [row.took for row in part.values["rows"]]
-        assert ("", "") == part.values["last"]
+        assert [] == bars(shown)
+        assert ["\u2013", "\u2013", "0 s"] == [
+            row[3] for row in shown.rows("table.phases")
+        ]
+        assert "Last line" not in shown.text
 
-    def test_trained(self):
+    def test_trained(self, part):
         """
         What a job has behind it is folded.
         """
         training = phase("train", state="begun", trains=True)
         report = PhaseReport(phases=(training,), current=training)
 
-        part = phase_section(seen_in(phase=report))
+        assert not part("phase", seen_in(phase=report)).is_open
 
-        assert not part.is_open
-
-    def test_shown(self):
+    def test_shown(self, page):
         """
         Everything is in the page, and nothing of it is a tag.
         """
@@ -413,64 +406,68 @@ class TestPhase:
             ),
         )
 
-        html = report_html(seen_in(phase=report))
+        shown = page(seen_in(phase=report))
 
-        assert "could not be shown" not in html
-        assert "<script>alert" not in html
-        assert "✕ failed" in html
-        assert ", attempt 2" in html
-        assert not set("\x00\x1b\u202e\ud800") & set(html)
+        phases = shown.part("phase")
+        assert [] == phases.all("script")
+        assert 6 < phases.text.count("<script>alert(1)")
+        assert "✕ failed" in phases.text
+        assert ", attempt 2" in phases.text
+        assert not set("\x00\x1b\u202e\ud800") & set(shown.html)
+
+
+def variables(part):
+    """
+    The values of each variable, and whether the workers agree on it.
+    """
+    rows = part.rows("table.variables")
+    return {
+        name.removesuffix(" differs"): (values, name.endswith(" differs"))
+        for name, values in rows
+    }
 
 
 class TestNodes:
-    def test_none(self):
+    def test_facts(self, part):
         """
-        Without facts about nodes there is no part.
+        Each node is described in a line.
         """
-        assert nodes_section(seen_in()) is None
+        told = {
+            "taken": 7200,
+            "machine": {
+                "booted": 3600,
+                "cpus": 64,
+                "memory": {"total": 4 << 30, "available": 1 << 30},
+                "disks": {"tmp": {"free": 2 << 30}, "x": {}},
+            },
+            "gpus": [{"name": "H100"}, {"name": "H100"}],
+            "interfaces": [
+                {"name": "eth0", "addresses": ["10.0.0.1/8", "fe80::1"]},
+                {"name": "lo"},
+                {"name": "eth1", "is_up": False},
+            ],
+        }
+        nodes = (node_facts(told, host="n1"), node_facts({}, host="n2"))
 
-    def test_facts(self):
-        """
-        Each node is told in a line.
-        """
-        facts = NodeFacts(
-            host="n1",
-            taken=7200.0,
-            booted=3600.0,
-            gpus=(Gpu(index=0, name="H100"), Gpu(index=1, name="H100")),
-            memory=Memory(total=4 << 30, available=1 << 30),
-            disks=(
-                Disk(name="tmp", path="/tmp", free=2 << 30),
-                Disk(name="x", path="/x"),
-            ),
-            pressure=Pressure(cpus=64),
-            interfaces=(
-                Interface(name="eth0", addresses=("10.0.0.1/8", "fe80::1")),
-                Interface(name="lo", kind="loopback"),
-                Interface(name="eth1", is_up=False),
-            ),
-        )
-        bare = NodeFacts(host="n2", taken=0.0)
+        shown = part("nodes", seen_in(facts=nodes))
 
-        part = nodes_section(seen_in(facts=(facts, bare)))
-
-        first, second = part.values["nodes"]
-        assert (
+        first, second = shown.rows("table.nodes")
+        assert [
             "n1",
-            "60 min",
+            "2\u00d7 H100",
             "64",
             "1.0 GiB of 4.0 GiB",
-            "2\u00d7 H100",
             "tmp 2.0 GiB",
             "eth0 10.0.0.1/8",
-        ) == first
-        assert ("n2", "", "", "", "", "", "") == second
-        assert "2 nodes, nothing wrong seen" == part.summary
-        assert not part.is_open
+            "60 min",
+        ] == first
+        assert ["n2", *["\u2013"] * 6] == second
+        assert "2 nodes, nothing wrong seen" == shown.summary
+        assert not shown.is_open
 
-    def test_troubles(self):
+    def test_troubles(self, part):
         """
-        What is wrong with a node is told, with what to do.
+        What is wrong with a node is shown, with what to do.
         """
         trouble = Finding(
             cause=Cause.DISK_FULL,
@@ -479,37 +476,29 @@ class TestNodes:
             remedy="free space",
         )
 
-        note = attrs.evolve(
-            trouble, cause=Cause.HEALTHY, summary="note: NCCL says little"
+        shown = part("nodes", seen_in(nodes=(NOTE, *(trouble,) * 100)))
+
+        first, _ = (
+            item for item in shown.all("ul.troubles li") if item.all("b")
         )
+        *sentences, more = first.texts("ul li")
+        assert {"The disk of n1 is full."} == set(sentences)
+        assert f"… and {100 - len(sentences)} more" == more
+        assert "What to do: Free space." == first.one("span").text
+        assert "0 nodes, 100 remarks" == shown.summary
+        assert shown.is_open
 
-        part = nodes_section(seen_in(nodes=(note, *(trouble,) * 100)))
-
-        shown, _ = part.values["troubles"]
-        assert "The disk of n1 is full." == shown.sentences[0]
-        assert 100 == len(shown.sentences) + shown.more
-        assert "0 nodes, 100 remarks" == part.summary
-        assert part.is_open
-
-    def test_note(self):
+    def test_note(self, part):
         """
         What is only worth a note is no remark, and not called healthy.
         """
-        note = Finding(
-            cause=Cause.HEALTHY, ranks=(), summary="note: NCCL says little"
-        )
+        shown = part("nodes", seen_in(nodes=(NOTE,)))
 
-        part = nodes_section(seen_in(nodes=(note,)))
+        assert "Note NCCL says little." == shown.one("ul.troubles").text
+        assert "0 nodes, nothing wrong seen" == shown.summary
+        assert not shown.is_open
 
-        (shown,) = part.values["troubles"]
-        assert ("Note", ("NCCL says little.",)) == (
-            shown.words,
-            shown.sentences,
-        )
-        assert "0 nodes, nothing wrong seen" == part.summary
-        assert not part.is_open
-
-    def test_variables(self):
+    def test_variables(self, part):
         """
         Variables on which the workers do not agree come first.
         """
@@ -519,20 +508,18 @@ class TestNodes:
             ),
             "n2": ({"RANK": "1", "NCCL_A": "2", "NCCL_B": "1"},),
         }
-        facts = NodeFacts(host="n1", taken=0.0)
 
-        part = nodes_section(seen_in(facts=(facts,), environs=environs))
+        shown = variables(
+            part("nodes", seen_in(facts=(BARE,), environs=environs))
+        )
 
-        shown = {v.name: v for v in part.values["variables"]}
         assert ["NCCL_A", "NCCL_C", "NCCL_B", "RANK"] == list(shown)
-        assert (("1", "n1"), ("2", "n2")) == shown["NCCL_A"].values
-        assert (("1", "n1"), ("not set", "some workers")) == shown[
-            "NCCL_C"
-        ].values
-        assert (("1", ""),) == shown["NCCL_B"].values
-        assert not shown["RANK"].differs
+        assert ("1 n1 2 n2", True) == shown["NCCL_A"]
+        assert ("1 n1 not set some workers", True) == shown["NCCL_C"]
+        assert ("1", False) == shown["NCCL_B"]
+        assert not shown["RANK"][1]
 
-    def test_alike(self):
+    def test_alike(self, part):
         """
         A launcher is no rank, files of each rank differ, and so do jobs.
         """
@@ -551,28 +538,27 @@ class TestNodes:
                 ),
             )
         }
-        facts = NodeFacts(host="n1", taken=0.0)
 
-        part = nodes_section(seen_in(facts=(facts,), environs=environs))
+        shown = variables(
+            part("nodes", seen_in(facts=(BARE,), environs=environs))
+        )
 
-        variables = part.values["variables"]
-        assert "TORCHELASTIC_ERROR_FILE" in {v.name for v in variables}
-        assert [] == [v.name for v in variables if v.differs]
+        assert "TORCHELASTIC_ERROR_FILE" in shown
+        assert [] == [name for name, (_, differs) in shown.items() if differs]
 
-    def test_many_values(self):
+    def test_many_values(self, part):
         """
-        Of very many values, the commonest are told.
+        Of very many values, the commonest are shown.
         """
         environs = {f"n{n}": ({"NCCL_A": str(n)},) for n in range(100)}
 
-        part = nodes_section(
-            seen_in(facts=(NodeFacts(host="x", taken=0.0),), environs=environs)
+        shown = variables(
+            part("nodes", seen_in(facts=(BARE,), environs=environs))
         )
 
-        (variable,) = part.values["variables"]
-        assert ("… and 94 more values", "") == variable.values[-1]
+        assert shown["NCCL_A"][0].endswith("… and 94 more values")
 
-    def test_shown(self, tmp_path):
+    def test_shown(self, page, tmp_path):
         """
         The facts of a snapshot are in the page, and nothing of it is a tag.
         """
@@ -590,11 +576,11 @@ class TestNodes:
         (folder / "node.json").write_text(json.dumps(told))
         (folder / "train.log").write_text("CUDA error: device-side assert\n")
 
-        html = report_html(diagnose(tmp_path / "bundle"))
+        shown = page(diagnose(tmp_path / "bundle"))
 
-        assert "could not be shown" not in html
-        assert '<section id="nodes"' in html
-        assert "NCCL_DEBUG" in html
-        assert "(empty)" in html
-        assert "<script>alert" not in html
-        assert str(tmp_path) not in html
+        nodes = shown.part("nodes")
+        assert "(empty)" in variables(nodes)["NCCL_DEBUG"][0]
+        assert [] == nodes.all("script")
+        assert 2 < nodes.text.count("<script>alert(1)")
+        assert [] == shown.root.all("p.failed")
+        assert str(tmp_path) not in shown.html

@@ -4,10 +4,12 @@ The parts of the page that are text: findings, progress, what is missing, files.
 
 from __future__ import annotations
 
+import re
+
 import attrs
 import pytest
 
-from distdebug import diagnose, report_html
+from distdebug import diagnose
 from distdebug.diagnosis import LogEvidence, Seen
 from distdebug.findings import (
     Cause,
@@ -21,10 +23,6 @@ from distdebug.findings import (
     Missing,
 )
 from distdebug.raylogs import Death, Deaths
-from distdebug.report.sections.files import files_section
-from distdebug.report.sections.findings import findings_section
-from distdebug.report.sections.missing import missing_section
-from distdebug.report.sections.progress import progress_section
 from distdebug.stacks import ProcessStacks
 from distdebug.testing import SimulatedJob, make_dumps
 
@@ -49,32 +47,32 @@ def diagnosis(**kwargs):
     return Diagnosis(verdict=VERDICT, **kwargs)
 
 
-class TestFindings:
-    def test_none(self):
-        """
-        A verdict that rests on nothing has no part of its own.
-        """
-        assert findings_section(diagnosis()) is None
-        assert findings_section(diagnosis(findings=(VERDICT,))) is None
+def more(node, noun):
+    """
+    How many more of these a list says that there are.
+    """
+    found = re.fullmatch(rf"… and ([0-9,]+) {noun} more", node.text)
+    return int(found[1].replace(",", ""))
 
-    def test_verdict_first(self):
+
+class TestFindings:
+    def test_verdict_first(self, part):
         """
         The verdict comes first, and only once.
         """
         other = attrs.evolve(VERDICT, cause=Cause.IDLE, summary="rank 1 idles")
 
-        part = findings_section(diagnosis(findings=(other, VERDICT)))
+        shown = part("findings", diagnosis(findings=(other, VERDICT)))
 
-        shown = part.values["findings"]
-        assert ["Rank 3 is late.", "Rank 1 idles."] == [
-            f.sentence for f in shown
+        assert ["Rank 3 is late.", "Rank 1 idles."] == shown.texts("h3")
+        assert [{"finding", "is-culprit"}, {"finding", "is-fine"}] == [
+            article.classes for article in shown.all("article")
         ]
-        assert ["culprit", "fine"] == [f.tone for f in shown]
-        assert "the verdict and 1 more" == part.summary
+        assert "the verdict and 1 more" == shown.summary
 
-    def test_details(self):
+    def test_details(self, part):
         """
-        Group, call, line, and what the host does are told.
+        Group, call, line, and what the host does are shown.
         """
         finding = attrs.evolve(
             VERDICT,
@@ -84,18 +82,17 @@ class TestFindings:
             detail_cause=Cause.IO_WAIT,
         )
 
-        part = findings_section(diagnosis(findings=(finding,)))
+        shown = part("findings", diagnosis(findings=(finding,)))
 
-        assert (
-            ("call", "all_reduce #5"),
-            ("group", "mesh_dp"),
-            ("line", "read (train.py:41)"),
-            ("on its host", "io_wait"),
-        ) == part.values["findings"][1].facts
+        told = shown.one("p.what").text
+        assert told.endswith(
+            "call all_reduce #5 group mesh_dp line read (train.py:41) "
+            "on its host io_wait"
+        )
 
-    def test_evidence(self):
+    def test_evidence(self, part):
         """
-        A quote is told with its place, seen from what was given.
+        A quote is shown with its place, seen from what was given.
         """
         evidence = Evidence(
             kind="dump",
@@ -106,13 +103,14 @@ class TestFindings:
         verdict = attrs.evolve(VERDICT, evidence=(evidence,))
         seen = Seen(paths=("/home/alice/run",))
 
-        part = findings_section(Diagnosis(verdict=verdict, seen=seen))
+        shown = part("findings", Diagnosis(verdict=verdict, seen=seen))
 
-        (quote,) = part.values["findings"][0].evidence
-        assert ("dump", "run/dumps/rank_3, record 7", "all_reduce #5") == quote
-        assert "the evidence for the verdict" == part.summary
+        assert [
+            "dump run/dumps/rank_3, record 7 all_reduce #5"
+        ] == shown.texts("ul.evidence li")
+        assert "the evidence for the verdict" == shown.summary
 
-    def test_many(self):
+    def test_many(self, part):
         """
         Of thousands, what is left out is counted.
         """
@@ -124,40 +122,36 @@ class TestFindings:
             for n in range(1000)
         ]
 
-        part = findings_section(diagnosis(findings=tuple(found)))
+        shown = part("findings", diagnosis(findings=tuple(found)))
 
-        verdict, *others = part.values["findings"]
-        assert 1000 == part.values["more"] + len(others)
-        assert 1000 == others[0].more + len(others[0].evidence)
-        assert () == verdict.evidence
+        verdict, *others = shown.all("article")
+        assert 1000 == len(others) + more(shown.all("p.muted")[-1], "findings")
+        assert 1000 == len(others[0].all("li")) + more(
+            others[0].one("details p.muted"), "pieces"
+        )
+        assert "1,000 pieces of evidence" == others[0].one("summary").text
+        assert [] == verdict.all("li")
 
 
 class TestProgress:
-    def test_none(self):
-        """
-        Without groups there is no part.
-        """
-        assert progress_section(diagnosis()) is None
-
-    def test_stuck_first(self):
+    def test_stuck_first(self, part):
         """
         Groups that are stuck come first, with who waits for whom.
         """
         stuck = group("7", furthest=2, waiting=(0,), absent=(1,))
 
-        part = progress_section(diagnosis(groups=(group("1"), stuck)))
+        shown = part("progress", diagnosis(groups=(group("1"), stuck)))
 
-        first, second = part.values["rows"]
-        assert "1 of 2 groups stuck" == part.summary
-        assert ("7", (0,), (1,)) == (
-            first.name,
-            first.waiting.first,
-            first.absent.first,
-        )
-        assert (("waiting", 50.0), ("absent", 50.0)) == first.shares
-        assert (("fine", 100.0),) == second.shares
+        first, second = shown.rows("table.groups")
+        assert "1 of 2 groups stuck" == shown.summary
+        assert ["dp 7", "rank 0", "rank 1", "#1", "#2"] == first[:5]
+        assert ["dp 1", "none", "\u2013", "#1", "#1"] == second[:5]
+        assert [
+            "50 % wait, 50 % are waited for",
+            "100 % are not in a call that is stuck",
+        ] == [bar.given["aria-label"] for bar in shown.all("svg.bar")]
 
-    def test_blamed_first(self):
+    def test_blamed_first(self, part):
         """
         Hundreds that are stuck behind others do not hide those that matter.
         """
@@ -177,16 +171,16 @@ class TestProgress:
         )
         found = Diagnosis(verdict=verdict, groups=(*behind, blamed, named))
 
-        rows = progress_section(found).values["rows"]
+        rows = part("progress", found).rows("table.groups")
         lines = str(found).splitlines()
 
-        assert ["named", "blamed"] == [row.name for row in rows[:2]]
-        table = lines[
-            next(n for n, x in enumerate(lines) if x[:5] == "-----") :
+        assert ["dp named", "dp blamed"] == [row[0] for row in rows[:2]]
+        rule = next(n for n, x in enumerate(lines) if x[:5] == "-----")
+        assert ["named:", "blamed:"] == [
+            x.split()[0] for x in lines[rule + 1 : rule + 3]
         ]
-        assert ["named:", "blamed:"] == [x.split()[0] for x in table[1:3]]
 
-    def test_folded(self):
+    def test_folded(self, part):
         """
         Groups that got equally far are one row; stuck ones each have theirs.
         """
@@ -195,53 +189,52 @@ class TestProgress:
             group(f"s{n}", ranks=(n, n + 1), waiting=(n,)) for n in range(3)
         ]
 
-        part = progress_section(diagnosis(groups=(*fine, *stuck)))
+        rows = part("progress", diagnosis(groups=(*fine, *stuck))).rows(
+            "table.groups"
+        )
 
-        rows = part.values["rows"]
-        assert [1, 1, 1, 4096] == [row.number for row in rows]
-        assert "0-8191" == rows[-1].ranks
+        assert ["dp s0", "dp s1", "dp s2", "dp \u00d7 4,096 groups"] == [
+            row[0] for row in rows
+        ]
+        assert rows[-1][-1].startswith("2 each 0-8191")
 
-    def test_many_stuck(self):
+    def test_many_stuck(self, part):
         """
         Of thousands that are stuck, the first are seen at once.
         """
         stuck = [group(str(n), waiting=(0,)) for n in range(5000)]
 
-        part = progress_section(diagnosis(groups=tuple(stuck)))
+        shown = part("progress", diagnosis(groups=tuple(stuck)))
 
-        values = part.values
-        assert len(values["rows"]) < len(values["others"]) < 1000
-        assert 5000 == sum(
-            (len(values["rows"]), len(values["others"]), values["more"])
-        )
+        (folded,) = shown.one("div.body").all("details")
+        rows = len(shown.rows("table.groups"))
+        others = len(folded.rows("table.groups"))
+        assert rows - others < others < 1000
+        assert 5000 == rows + more(folded.all("p.muted")[-1], "kinds")
 
-    def test_shown(self):
+    def test_blamed(self, part):
         """
-        The page tells who is waited for, and marks only whom the verdict names.
+        Of those who are waited for, only whom the verdict names is marked.
         """
         stuck = group(
             "7", ranks=(1, 2, 3), waiting=(1,), absent=(2, 3), furthest=-1
         )
 
-        html = report_html(diagnosis(groups=(stuck, group("8"), group("9"))))
+        shown = part(
+            "progress", diagnosis(groups=(stuck, group("8"), group("9")))
+        )
 
-        table = html[html.index('<table class="groups">') :]
-        assert 'class="rank is-culprit" href="#rank=3"' in table
-        assert 'class="rank" href="#rank=2"' in table
-        assert '33 % wait, 67 % are waited for"' in table
-        assert "\u00d7 2 groups" in table
+        links = {link.text: link for link in shown.all("a")}
+        assert {"rank", "is-culprit"} == links["rank 3"].classes
+        assert {"rank"} == links["rank 2"].classes
+        assert "#rank=3" == links["rank 3"].given["href"]
+        assert "\u2013" == shown.rows("table.groups")[0][4]
 
 
 class TestMissing:
-    def test_none(self):
+    def test_folded(self, part):
         """
-        If nothing is missing, there is no part.
-        """
-        assert missing_section(diagnosis()) is None
-
-    def test_folded(self):
-        """
-        What is missing for the same reason is told once, with all ranks.
+        What is missing for the same reason is listed once, with all ranks.
         """
         lost = [
             Missing(what="dump", reason="none", rank=n, source=f"/x/{n}")
@@ -249,53 +242,40 @@ class TestMissing:
         ]
         alone = Missing(what="log", reason="too old")
 
-        part = missing_section(
-            diagnosis(missing=(*lost, alone), seen=Seen(paths=("/x",)))
+        shown = part(
+            "missing",
+            diagnosis(missing=(*lost, alone), seen=Seen(paths=("/x",))),
         )
 
-        first, second = part.values["rows"]
-        assert (100, "None.", "0-99") == (
-            first.number,
-            first.reason,
-            first.ranks.folded,
+        first, second = shown.rows("table")
+        assert ["dump \u00d7 100", "100 ranks: 0-99"] == first[:2]
+        assert first[2].startswith("None. x/0, x/1, ")
+        assert 100 == first[2].count("x/") + int(first[2].split()[-2])
+        assert ["log", "\u2013", "Too old."] == second
+        assert "101 things could not be looked at" == shown.summary
+        assert not shown.is_open
+
+    @pytest.mark.parametrize(
+        ("count", "summary"), [(1, "1 thing"), (3000, "3,000 things")]
+    )
+    def test_many(self, part, count, summary):
+        """
+        All are counted; of thousands of reasons, a part is shown.
+        """
+        lost = tuple(Missing(what="log", reason=str(n)) for n in range(count))
+
+        shown = part("missing", diagnosis(missing=lost))
+
+        assert f"{summary} could not be looked at" == shown.summary
+        assert count == len(shown.rows("table")) + sum(
+            more(node, "reasons") for node in shown.all("p.muted")
         )
-        assert "x/0" == first.sources[0]
-        assert 100 == first.more + len(first.sources)
-        assert ("log", 1, ()) == (second.what, second.number, second.sources)
-        assert "101 things could not be looked at" == part.summary
-        assert not part.is_open
-
-    def test_many(self):
-        """
-        Of thousands of reasons, what is left out is counted.
-        """
-        lost = tuple(Missing(what="log", reason=str(n)) for n in range(3000))
-
-        part = missing_section(diagnosis(missing=lost))
-
-        assert 3000 == part.values["more"] + len(part.values["rows"])
-
-    def test_one(self):
-        """
-        One thing is told as one.
-        """
-        lost = Missing(what="dump", reason="there is no dump", rank=2)
-
-        part = missing_section(diagnosis(missing=(lost,)))
-
-        assert "1 thing could not be looked at" == part.summary
 
 
 class TestFiles:
-    def test_none(self):
+    def test_all_kinds(self, part, tmp_path):
         """
-        A diagnosis from another process does not tell of files.
-        """
-        assert files_section(diagnosis()) is None
-
-    def test_all_kinds(self, tmp_path):
-        """
-        All that was read is told by its kind, size, and short name.
+        All that was read is listed by its kind, size, and short name.
         """
         log = tmp_path / "train.log"
         log.write_text("x" * 2048)
@@ -312,42 +292,47 @@ class TestFiles:
             ),
         )
 
-        part = files_section(diagnosis(seen=seen))
+        shown = part("files", diagnosis(seen=seen))
 
-        kinds = {kind.name: kind for kind in part.values["kinds"]}
-        assert ["stacks", "logs", "facts of nodes", "logs of Ray"] == list(
-            kinds
-        )
-        assert [(f"{tmp_path.name}/train.log", "2.0 KiB")] == list(
-            kinds["logs"].files
-        )
-        assert [(f"{tmp_path.name}/gone", "")] == list(kinds["stacks"].files)
-        assert "4 files" == part.summary
+        assert [
+            *("1 stacks 0 B", "1 logs 2.0 KiB", "1 facts of nodes 0 B"),
+            "1 logs of Ray 0 B",
+        ] == shown.texts("div.body summary")
+        name = tmp_path.name
+        assert [
+            [f"{name}/gone", "gone"],
+            [f"{name}/train.log", "2.0 KiB"],
+            [f"{name}/a/node.json", "gone"],
+            [f"{name}/raylet.err", "gone"],
+        ] == shown.rows("table.files")
+        assert "4 files" == shown.summary
 
-    def test_dumps(self, tmp_path):
+    def test_dumps(self, part, tmp_path):
         """
-        Dumps and their side-cars are told.
+        Dumps are listed.
         """
         job = SimulatedJob(2)
         job.collective("all_reduce")
         make_dumps(tmp_path, job)
 
-        part = files_section(diagnose(tmp_path))
+        shown = part("files", diagnose(tmp_path))
 
-        (dumps,) = part.values["kinds"]
-        assert ("dumps", 2) == (dumps.name, dumps.number)
+        (dumps,) = shown.texts("div.body summary")
+        assert dumps.startswith("2 dumps ")
 
-    @pytest.mark.parametrize("count", [1, 20_000])
-    def test_counted(self, count):
+    @pytest.mark.parametrize(
+        ("count", "summary", "named"),
+        [(1, "1 file", 1), (20_000, "20,000 files", 400)],
+    )
+    def test_counted(self, part, count, summary, named):
         """
         However many there are, a part of them is named and all are counted.
         """
         files = tuple(f"/nowhere/{n}.log" for n in range(count))
         seen = Seen(paths=("/nowhere",), logs=LogEvidence(files=files))
 
-        part = files_section(diagnosis(seen=seen))
+        shown = part("files", diagnosis(seen=seen))
 
-        (logs,) = part.values["kinds"]
-        assert count == logs.number
-        assert min(count, 400) == len(logs.files)
-        assert part.summary in {"1 file", "20,000 files"}
+        assert summary == shown.summary
+        assert f"{count:,} logs 0 B" == shown.one("div.body summary").text
+        assert named == len(shown.rows("table.files"))

@@ -12,8 +12,6 @@ import pytest
 from distdebug.diagnosis import Seen
 from distdebug.findings import Cause, Diagnosis, Evidence, Finding
 from distdebug.flight_recorder import Sidecar, analyze_dumps
-from distdebug.report.sections.stacks import stacks_section
-from distdebug.report.sections.stacks import threads as threads_module
 from distdebug.stacks import (
     GpuKernel,
     ProcessStacks,
@@ -58,36 +56,76 @@ def diagnosis(*stacks, ranks=(), evidence=(), cause=Cause.RANK_NOT_ARRIVED):
     return Diagnosis(verdict=verdict, seen=Seen(stacks=stacks))
 
 
-def branches(section):
+class Branch:
     """
-    All branches that are shown, each before those below it.
+    A branch as the page shows it, and those below it.
     """
-    todo = list(section.values["picture"].branches[::-1])
-    found = []
+
+    def __init__(self, node):
+        head, inside = node.all("summary")[0], node.all("div.inside")[0]
+        self.number = int(node.given["data-branch"])
+        self.is_open = "open" in node.given
+        self.is_culprit = "is-culprit" in node.classes
+        self.who, self.leads = head.one("span.who").text, ""
+        self.leads = head.one("span.leads").text
+        self.mark = " ".join(head.texts("span.mark"))
+        self.counts = head.texts("span.count")
+        own = [x for x in inside.parts if not isinstance(x, str)]
+        self.whole = "".join(x.text for x in own if "whole" in x.classes)
+        # Runs of lines: plain, of a library, one within the other, left out.
+        self.runs = [x for x in own if x.tag == "ol" or x.classes & RUNS]
+        self.gap = own[-1].text if "gap" in own[-1].classes else ""
+        ends = [x for x in own if "end" in x.classes]
+        self.notes = [text for x in ends for text in x.texts("p") if text]
+        self.links = [text for x in ends for text in x.texts("a")]
+        self.below = [Branch(x) for x in own if "branch" in x.classes]
+
+
+RUNS = {"library", "turns", "gap"}
+
+
+def names(run):
+    """
+    The functions of a run of lines.
+    """
+    items = [run] if run.tag == "ol" else run.all("ol")
+    return [name for item in items for name in item.texts("span.name")]
+
+
+@pytest.fixture
+def stacks(part):
+    """
+    The part with all branches that are shown, each before those below it.
+    """
+
+    def make(*processes, **options):
+        found = part("stacks", diagnosis(*processes, **options))
+        if found is not None:
+            add_branches(found)
+        return found
+
+    return make
+
+
+def add_branches(found):
+    """
+    Give a part the branches of its tree.
+    """
+    tree = found.one("div.tree")
+    own = [x for x in tree.parts if not isinstance(x, str)]
+    todo = [Branch(x) for x in own if "branch" in x.classes][::-1]
+    found.gap = "".join(x.text for x in own if "gap" in x.classes)
+    found.branches = []
     while todo:
-        found.append(todo.pop())
-        todo += found[-1].below[::-1]
-    return found
-
-
-def names(branch):
-    """
-    The functions of a branch, by run.
-    """
-    return [[line.name for line in run.lines] for run in branch.runs]
+        found.branches.append(todo.pop())
+        todo += found.branches[-1].below[::-1]
 
 
 class TestSection:
-    def test_nothing(self):
-        """
-        Without any stack there is no such part.
-        """
-        assert stacks_section(diagnosis()) is None
-        assert stacks_section(diagnosis(process(0))) is None
-
     @pytest.mark.parametrize(
-        ("stacks", "expected"),
+        ("processes", "expected"),
         [
+            ([process(0)], None),
             ([process(0, MODULE)], "one process"),
             (
                 [process(0, MODULE), process(1, MODULE)],
@@ -98,33 +136,35 @@ class TestSection:
                 "2 processes at 2 places",
             ),
         ],
-        ids=["one", "same", "apart"],
+        ids=["none", "one", "same", "apart"],
     )
-    def test_summary(self, stacks, expected):
+    def test_summary(self, stacks, processes, expected):
         """
-        The summary counts processes and places.
+        The summary counts processes and places; without any stack there is no
+        such part.
         """
-        section = stacks_section(diagnosis(*stacks))
+        found = stacks(*processes)
 
-        assert expected == section.summary
+        assert expected == (found and found.summary)
 
-    def test_plain(self):
+    def test_data(self, stacks):
         """
-        What the script gets is plain data.
+        The script gets the rank and the branch of each process, and files.
         """
-        section = stacks_section(diagnosis(process(0, MODULE), ranks=(0,)))
+        found = stacks(process(0, MODULE), ranks=(0,))
 
-        data = json.loads(json.dumps(section.data))
-
-        assert [0] == data["rank"]
-        assert [0] == data["branch"]
+        assert ([0], [0]) == (found.data["rank"], found.data["branch"])
         assert {"stacks.collapsed.txt", "stacks.speedscope.json"} == set(
-            data["downloads"]
+            found.data["downloads"]
         )
+        assert {"collapsed\xa0↓", "speedscope\xa0↓"} <= {
+            "".join(button.parts) for button in found.all("button")
+        }
 
-    def test_side_cars(self, dumps_of):
+    def test_side_cars(self, part, dumps_of):
         """
-        Ranks of which nothing was captured tell where they are by themselves.
+        The side-cars of ranks of which nothing was captured show where they
+        are.
         """
         job = SimulatedJob(2)
         job.collective("all_reduce")
@@ -150,256 +190,235 @@ class TestSection:
         flight = analyze_dumps(dumps_of(job, sidecars={1: own}))
         seen = Seen(flight=flight, stacks=(process(0, MODULE, REDUCE),))
 
-        section = stacks_section(attrs.evolve(diagnosis(), seen=seen))
+        found = part("stacks", attrs.evolve(diagnosis(), seen=seen))
 
-        first, *below = branches(section)
-        assert "ranks 0-1" == first.who
-        assert {"rank 0", "rank 1"} == {branch.who for branch in below}
+        assert [*("ranks 0-1", "rank 0", "rank 1")] == found.texts(
+            "details.branch span.who"
+        )
 
 
 class TestBranches:
-    def test_fork(self):
+    def test_fork(self, stacks):
         """
         Ranks part where they do different things; the blamed one comes first.
         """
-        stacks = [process(r, MODULE, REDUCE) for r in (0, 1, 2)]
+        alike = [process(r, MODULE, REDUCE) for r in (0, 1, 2)]
 
-        section = stacks_section(
-            diagnosis(*stacks, process(3, MODULE, READ), ranks=(3,))
-        )
+        found = stacks(*alike, process(3, MODULE, READ), ranks=(3,))
 
-        whole, blamed, others = branches(section)
-        assert ("ranks 0-3", 4, True) == (
-            whole.who,
-            whole.count,
-            whole.is_open,
-        )
-        assert (False, "rank 3") == (whole.is_culprit, whole.culprits)
-        assert ("rank 3", True, "", (3,)) == (
-            blamed.who,
-            blamed.is_culprit,
-            blamed.culprits,
-            blamed.ranks,
-        )
-        assert ("ranks 0-2", False) == (others.who, others.is_culprit)
+        whole, blamed, others = found.branches
+        assert [
+            ("ranks 0-3", ["4 processes"], "✕ rank 3 at fault", False),
+            ("rank 3", [], "✕ at fault", True),
+            ("ranks 0-2", ["3 processes"], "", False),
+        ] == [(b.who, b.counts, b.mark, b.is_culprit) for b in found.branches]
+        assert whole.is_open
+        assert ["rank 3"] == blamed.links
         assert "all_reduce (distributed_c10d.py:28)" == others.leads
-        assert (2, 2, 2, 1) == section.data["branch"]
+        assert [2, 2, 2, 1] == found.data["branch"]
 
-    def test_stay(self):
+    def test_stay(self, stacks):
         """
-        Who stays where others go on is told apart.
+        A rank that stays where others go on is shown apart; no rank is blamed
+        if nothing is wrong.
         """
-        section = stacks_section(
-            diagnosis(process(0, MODULE), process(1, MODULE, READ))
+        found = stacks(
+            process(0, MODULE),
+            process(1, MODULE, READ),
+            ranks=(0,),
+            cause=Cause.HEALTHY,
         )
 
-        first, second = branches(section)
-        assert ("rank 0", "rank 1") == (first.here, second.who)
+        first, second = found.branches
+        assert "rank 0 here:" == first.notes[0]
+        assert "rank 1" == second.who
         assert "<module> (train.py:90) → 1 branch" == first.leads
+        assert ["", ""] == [first.mark, second.mark]
 
-    def test_healthy(self):
-        """
-        Nobody is blamed if nothing is wrong.
-        """
-        section = stacks_section(
-            diagnosis(process(0, MODULE), ranks=(0,), cause=Cause.HEALTHY)
-        )
-
-        assert [False] == [b.is_culprit for b in branches(section)]
-
-    def test_no_rank(self):
+    def test_no_rank(self, stacks):
         """
         A process without a rank is blamed if it is quoted.
         """
         quoted = Evidence(kind="stack", source="s", location="pid 7, thread x")
-        stacks = [
+
+        found = stacks(
             process(None, MODULE, READ, pid=7, source="s"),
             process(None, MODULE, REDUCE, pid=8, source="s"),
+            evidence=(quoted,),
+        )
+
+        assert [("pid 7", True), ("pid 8", False)] == [
+            (b.who, b.is_culprit) for b in found.branches[1:]
         ]
 
-        section = stacks_section(diagnosis(*stacks, evidence=(quoted,)))
-
-        _, blamed, other = branches(section)
-        assert ("pid 7", True) == (blamed.who, blamed.is_culprit)
-        assert ("pid 8", False) == (other.who, other.is_culprit)
-
-    def test_jobs(self):
+    def test_jobs(self, stacks):
         """
         Of several jobs, only ranks of the one that is quoted are blamed.
         """
         quoted = Evidence(kind="stack", source="stack-1", location="rank 1")
-        stacks = [
+
+        found = stacks(
             process(1, READ, job="a"),
             process(1, REDUCE, job="b", source="other"),
-        ]
-
-        section = stacks_section(
-            diagnosis(*stacks, ranks=(1,), evidence=(quoted,))
+            ranks=(1,),
+            evidence=(quoted,),
         )
 
-        assert [("rank 1 of a", True, ()), ("rank 1 of b", False, ())] == [
-            (branch.who, branch.is_culprit, branch.ranks)
-            for branch in branches(section)
+        assert [("rank 1 of a", True, []), ("rank 1 of b", False, [])] == [
+            (b.who, b.is_culprit, b.links) for b in found.branches
         ]
 
-    def test_role(self):
+    def test_role(self, stacks):
         """
-        It is told what those do who are no ranks.
+        The role of processes that are no ranks is shown.
         """
-        section = stacks_section(
-            diagnosis(
-                process(0, MODULE, role="rank"),
-                process(None, READ, role="dataloader"),
-            )
+        found = stacks(
+            process(0, MODULE, role="rank"),
+            process(None, READ, role="dataloader"),
         )
 
-        assert ["", "dataloader"] == [b.role for b in branches(section)]
+        assert [[], ["dataloader"]] == [b.counts for b in found.branches]
 
-    def test_many(self):
+    def test_many(self, stacks):
         """
         Of thousands of branches, the blamed and the largest are shown.
         """
-        stacks = [
+        apart = [
             process(r, MODULE, StackFrame(f"f{r}", "/app/a.py", 1))
             for r in range(3_000)
         ]
 
-        section = stacks_section(diagnosis(*stacks, ranks=(2_999,)))
+        found = stacks(*apart, ranks=(2_999,))
 
-        first, blamed, *rest = branches(section)
+        first, blamed, *rest = found.branches
         assert 400 == len(rest) + 2
         assert "rank 2999" == blamed.who
-        assert first.rest.startswith("2,601 more branches: ranks 398-2998")
-        assert 0 == section.data["branch"][2_998]
+        assert first.gap.startswith("2,601 more branches: ranks 398-2998")
+        assert 0 == found.data["branch"][2_998]
 
-    def test_many_roots(self):
+    def test_many_roots(self, stacks):
         """
         Outermost branches may be too many, too.
         """
-        stacks = [
-            process(2 * r, StackFrame(f"f{r}", "/app/a.py", 1))
-            for r in range(402)
-        ]
+        found = stacks(
+            *(
+                process(2 * r, StackFrame(f"f{r}", "/app/a.py", 1))
+                for r in range(402)
+            )
+        )
 
-        section = stacks_section(diagnosis(*stacks))
+        assert "2 more branches: ranks 800,802" == found.gap
+        assert -1 == found.data["branch"][-1]
 
-        rest = section.values["picture"].rest
-        assert "2 more branches: ranks 800,802" == rest
-        assert -1 == section.data["branch"][-1]
-
-    def test_who(self):
+    def test_who(self, stacks):
         """
         Of many ranks, some are named at once, and more on demand.
         """
-        stacks = [process(2 * r, MODULE) for r in range(500)]
+        found = stacks(*(process(2 * r, MODULE) for r in range(500)))
 
-        section = stacks_section(diagnosis(*stacks))
+        (branch,) = found.branches
+        assert (60, 1_000) == (len(branch.who), len(branch.whole))
+        assert [] == branch.links
 
-        (branch,) = branches(section)
-        assert 60 == len(branch.who)
-        assert 1_000 == len(branch.whole)
-        assert () == branch.ranks
-
-    def test_stairs(self):
+    def test_stairs(self, stacks):
         """
         What parts again and again is shown to some depth.
         """
         steps = [StackFrame(f"f{n}", "/app/a.py", n) for n in range(200)]
-        stacks = [process(r, *steps[: r + 1]) for r in range(200)]
 
-        section = stacks_section(diagnosis(*stacks))
+        found = stacks(*(process(r, *steps[: r + 1]) for r in range(200)))
 
-        *_, last = branches(section)
-        assert 31 == len(branches(section))
-        assert "1 more branch: ranks 31-199" == last.rest
-        assert 30 == section.data["branch"][199]
+        assert 31 == len(found.branches)
+        assert "1 more branch: ranks 31-199" == found.branches[-1].gap
+        assert 30 == found.data["branch"][199]
 
 
 class TestLines:
-    def test_library(self):
+    def test_library(self, stacks):
         """
         Lines of libraries are folded, but for the last one.
         """
-        section = stacks_section(diagnosis(process(0, MODULE, *LIBRARY)))
+        (branch,) = stacks(process(0, MODULE, *LIBRARY)).branches
 
-        (branch,) = branches(section)
-        assert [["<module>"], ["f1", "f2", "f3", "f4"], ["f5"]] == names(
-            branch
-        )
+        assert [["<module>"], ["f1", "f2", "f3", "f4"], ["f5"]] == [
+            names(run) for run in branch.runs
+        ]
         folded = branch.runs[1]
-        assert (True, "4 frames of torch") == (folded.is_folded, folded.label)
+        assert {"library"} == folded.classes
+        assert "4 frames of torch" == folded.one("summary").text
 
-    def test_interpreter(self):
+    @pytest.mark.parametrize(
+        ("file", "label"),
+        [("<string>", "2 frames of python"), ("", "2 frames")],
+        ids=["interpreter", "nameless"],
+    )
+    def test_interpreter(self, stacks, file, label):
         """
         Frames of the interpreter itself have no package.
         """
-        frames = [StackFrame("f", "<string>", n) for n in (1, 2, 3)]
-        nameless = [StackFrame("g", "", n) for n in (1, 2, 3)]
+        frames = [StackFrame("f", file, n) for n in (1, 2, 3)]
 
-        first = stacks_section(diagnosis(process(0, *frames)))
-        second = stacks_section(diagnosis(process(0, *nameless)))
+        (branch,) = stacks(process(0, *frames)).branches
 
-        assert "2 frames of python" == branches(first)[0].runs[0].label
-        labels = {run.label for run in branches(second)[0].runs}
-        assert labels <= {"", "2 frames"}
+        labels = {x for run in branch.runs for x in run.texts("summary")}
+        assert labels <= {label}
+        assert ["f"] * 3 == [n for run in branch.runs for n in names(run)]
 
-    def test_recursion(self):
+    def test_recursion(self, stacks):
         """
-        What follows itself is written once.
+        What follows itself is written once; within a library, it is folded.
         """
         pair = [StackFrame(n, "/app/a.py", 1) for n in ("walk", "visit")]
 
-        section = stacks_section(diagnosis(process(0, MODULE, *pair * 5_000)))
+        own = stacks(process(0, MODULE, *pair * 5_000)).branches[0]
+        torch = stacks(process(0, *LIBRARY[:2] * 40)).branches[0]
 
-        (branch,) = branches(section)
-        assert [["<module>"], ["walk", "visit"]] == names(branch)
-        assert 5_000 == branch.runs[1].times
+        assert [["<module>"], ["walk", "visit"]] == [
+            names(run) for run in own.runs
+        ]
+        gap = "5,000 times, one within the other"
+        assert [gap] == own.runs[1].texts("p.gap")
+        assert ["2 frames of torch, 40 times"] == [
+            run.one("summary").text for run in torch.runs
+        ]
 
-    def test_foreign_recursion(self):
+    def test_deep(self, stacks):
         """
-        A recursion within a library is folded.
+        Of very many different frames, the first and the last are shown; of
+        those that the script gets, too.
         """
-        section = stacks_section(diagnosis(process(0, *LIBRARY[:2] * 40)))
+        frames = [StackFrame(f"f{n}", "/app/a.py", n) for n in range(5_000)]
 
-        (branch,) = branches(section)
-        (run,) = branch.runs
-        assert (True, 40, "2 frames of torch") == (
-            run.is_folded,
-            run.times,
-            run.label,
-        )
+        found = stacks(process(0, *frames))
 
-    def test_deep(self):
-        """
-        Of very many different frames, the first and the last are shown.
-        """
-        frames = [StackFrame(f"f{n}", "/app/a.py", n) for n in range(10_000)]
+        first, gap, last = found.branches[0].runs
+        assert (40, 40) == (len(names(first)), len(names(last)))
+        assert "… 4,920 more frames …" == gap.text
+        assert "f4999" == names(last)[-1]
+        stack = max(found.data["stacks"], key=len)
+        assert (201, -4800) == (len(stack), stack[100])
+        frame = found.data["frames"][stack[0]]
+        assert "f0" == found.data["texts"][frame[0]]
 
-        section = stacks_section(diagnosis(process(0, *frames)))
-
-        (branch,) = branches(section)
-        assert [40, 0, 40] == [len(run.lines) for run in branch.runs]
-        assert 9_920 == branch.runs[1].left_out
-        assert "f9999" == branch.runs[2].lines[-1].name
-
-    def test_long_names(self):
+    def test_long_names(self, stacks):
         """
         Names of any length and content become short and harmless.
         """
         frame = StackFrame(
-            "x\x1b[31m\u202e" * 100_000, "/a/" + "y" * 300_000 + "\0", 3
+            "x\x1b[31m\u202e" * 20_000, "/a/" + "y" * 300_000 + "\0", 3
         )
 
-        section = stacks_section(diagnosis(process(0, frame)))
+        found = stacks(process(0, frame))
 
-        (line,) = branches(section)[0].runs[0].lines
-        assert "x" * 159 + "…" == line.name
-        assert 300 == len(line.place)
-        assert len(json.dumps(section.data)) < 10_000
+        (line,) = found.branches[0].runs[0].all("li")
+        assert "x" * 159 + "…" == line.one("span.name").text
+        place = line.one("code").text.removeprefix("/a/")
+        assert 300 == len(place)
+        assert len(json.dumps(found.data)) < 10_000
 
-    def test_windows(self):
+    def test_windows(self, stacks):
         """
-        Folders are told from files, however they are written.
+        Folders and files are shown apart, however they are written.
         """
         frames = [
             StackFrame("f", "C:\\job\\a.py", 1),
@@ -407,45 +426,31 @@ class TestLines:
             StackFrame("", "a.py", 2),
         ]
 
-        section = stacks_section(diagnosis(process(0, *frames)))
+        (branch,) = stacks(process(0, *frames)).branches
 
-        assert [
-            ("f", "C:/job/", "a.py:1"),
-            ("g", "", "a.py"),
-            ("?", "", "a.py:2"),
-        ] == [
-            (line.name, line.folder, line.place)
-            for line in branches(section)[0].runs[0].lines
-        ]
+        assert ["f C:/job/a.py:1", "g a.py", "? a.py:2"] == branch.runs[
+            0
+        ].texts("li")
+        assert ["C:/job/"] == branch.runs[0].texts("span.folder")
 
 
 class TestEnds:
-    def test_doing(self):
+    def test_states(self, stacks):
         """
-        It is told what those do who are at one place.
+        The page says what the ranks at one place do; one that is stopped among
+        others that wait is shown apart.
         """
-        stacks = [process(r, MODULE, REDUCE) for r in range(20)]
+        alike = [process(r, MODULE, REDUCE) for r in range(20)]
+        stopped = process(20, MODULE, REDUCE, state="T")
 
-        section = stacks_section(diagnosis(*stacks))
+        all_wait = stacks(*alike).branches[0]
+        but_one = stacks(*alike, stopped).branches[0]
 
-        (branch,) = branches(section)
-        assert ("are waiting in a collective",) == branch.notes
+        assert ["are waiting in a collective"] == all_wait.notes
+        assert "ranks 0-19 are waiting in a collective" == but_one.notes[0]
+        assert but_one.notes[1].startswith("rank 20 is stopped")
 
-    def test_states(self):
-        """
-        One that is stopped among others who wait is told apart.
-        """
-        stacks = [process(r, MODULE, REDUCE) for r in range(3)]
-
-        section = stacks_section(
-            diagnosis(*stacks, process(3, MODULE, REDUCE, state="T"))
-        )
-
-        (branch,) = branches(section)
-        assert "ranks 0-2 are waiting in a collective" == branch.notes[0]
-        assert branch.notes[1].startswith("rank 3 is stopped")
-
-    def test_native(self):
+    def test_native(self, stacks):
         """
         The native function that all are in is named.
         """
@@ -454,16 +459,15 @@ class TestEnds:
             name="", frames=(READ,), native=(native,), is_main=True
         )
 
-        section = stacks_section(diagnosis(process(0, threads=(thread,))))
+        (branch,) = stacks(process(0, threads=(thread,))).branches
 
-        (branch,) = branches(section)
-        assert "xpread (native)" == branch.notes[-1]
+        assert branch.notes[-1].endswith("xpread (native)")
 
-    def test_kernels(self):
+    def test_kernels(self, stacks):
         """
-        It is told what GPUs run, as far as there is room.
+        The page says what GPUs run, as far as there is room.
         """
-        stacks = [
+        running = [
             process(
                 r,
                 MODULE,
@@ -474,34 +478,32 @@ class TestEnds:
             for r in range(2)
         ]
 
-        section = stacks_section(diagnosis(*stacks))
+        (branch,) = stacks(*running).branches
 
-        (branch,) = branches(section)
-        assert (
-            "are waiting for the kernel k0",
+        assert [
+            "rank 0 rank 1 are waiting for the kernel k0",
             "have k1 on the GPU",
             "have k2 on the GPU",
             "have k3 on the GPU",
             "1 more",
-        ) == branch.notes
+        ] == branch.notes
 
-    def test_absent(self):
+    def test_absent(self, stacks):
         """
-        Who has no stack is told, with why.
+        A process without a stack is named, with the reason.
         """
-        section = stacks_section(
-            diagnosis(process(0, MODULE), process(1), process(2, state="Z"))
-        )
+        found = stacks(process(0, MODULE), process(1), process(2, state="Z"))
 
-        assert ("rank 1: no stack", "rank 2: dead, no stack") == (
-            section.values["absent"]
-        )
+        assert [
+            "rank 1: no stack",
+            "rank 2: dead, no stack",
+        ] == found.texts("p.absent")
 
 
 class TestThreads:
-    def test_words(self):
+    def test_words(self, stacks):
         """
-        All that is known of a thread is told.
+        All that is known of a thread is shown.
         """
         threads = (
             ThreadStack(name="main", frames=(READ,), is_main=True, state="S"),
@@ -517,15 +519,11 @@ class TestThreads:
             ThreadStack(name="pool", frames=(WORKER,)),
         )
 
-        section = stacks_section(diagnosis(process(0, threads=threads)))
+        data = stacks(process(0, threads=threads)).data
 
-        data = section.data
-        texts = data["texts"]
-        (((numbers, left_out, kernels),), found) = (
-            data["sets"],
-            data["threads"],
-        )
-        assert (0, ()) == (left_out, kernels)
+        texts, found = data["texts"], data["threads"]
+        ((numbers, left_out, kernels),) = data["sets"]
+        assert (0, []) == (left_out, kernels)
         assert [
             ("main", "main · sleeps", 2),
             ("busy", "holds the interpreter lock · read(/x)", 0),
@@ -537,43 +535,23 @@ class TestThreads:
             for name, words, kind, *_ in (found[n] for n in numbers)
         ]
 
-    def test_shared(self):
+    def test_shared(self, stacks):
         """
-        What is equal on all ranks is kept once.
+        What is equal on all ranks is kept once, also if it is not the same.
         """
-        stacks = [process(r, MODULE, REDUCE) for r in range(1_000)]
+        frames = [
+            StackFrame("all_reduce", f"{TORCH}/distributed/x.py", 28)
+            for _ in range(1_000)
+        ]
 
-        data = stacks_section(diagnosis(*stacks)).data
+        data = stacks(*(process(r, MODULE, x) for r, x in enumerate(frames)))
 
+        data = data.data
         assert 1 == len(data["sets"]) == len(data["threads"])
         assert [0] * 1_000 == data["set"]
-        place = f"{TORCH}/distributed/distributed_c10d.py:28"
-        assert place in data["texts"]
+        assert f"{TORCH}/distributed/x.py:28" in data["texts"]
 
-    def test_equal_not_same(self):
-        """
-        Threads that are equal without being the same are kept once, too.
-        """
-        frames = [StackFrame("f", "/app/a.py", n) for n in (1, 1)]
-        stacks = [process(r, frame) for r, frame in enumerate(frames)]
-
-        data = stacks_section(diagnosis(*stacks)).data
-
-        assert [0, 0] == data["set"]
-
-    def test_deep(self):
-        """
-        Of a deep stack, both ends are kept.
-        """
-        frames = [StackFrame(f"f{n}", "/app/a.py", n) for n in range(1_000)]
-
-        data = stacks_section(diagnosis(process(0, *frames))).data
-
-        stack = max(data["stacks"], key=len)
-        assert (201, -800) == (len(stack), stack[100])
-        assert "f0" == data["texts"][data["frames"][stack[0]][0]]
-
-    def test_threads(self):
+    def test_threads(self, stacks):
         """
         Of very many threads of one process, the first are kept.
         """
@@ -581,34 +559,36 @@ class TestThreads:
             ThreadStack(name=f"t{n}", frames=(READ,)) for n in range(500)
         )
 
-        data = stacks_section(diagnosis(process(0, threads=threads))).data
+        data = stacks(process(0, threads=threads)).data
 
         ((numbers, left_out, _),) = data["sets"]
         assert (200, 300) == (len(numbers), left_out)
 
-    def test_room(self, monkeypatch):
+    def test_room(self, stacks, monkeypatch):
         """
         If there is not room for all, those of the blamed are kept.
         """
-        monkeypatch.setattr(threads_module, "_MOST_FRAMES", 1)
-        stacks = [
+        # A limit of so many frames takes seconds to reach.
+        monkeypatch.setattr(
+            "distdebug.report.sections.stacks.threads._MOST_FRAMES", 1
+        )
+        apart = [
             process(r, StackFrame(f"f{r}", "/app/a.py", r)) for r in range(3)
         ]
 
-        data = stacks_section(diagnosis(*stacks, ranks=(1,))).data
-
-        assert [-1, 0, -1] == data["set"]
+        assert [-1, 0, -1] == stacks(*apart, ranks=(1,)).data["set"]
 
 
 class TestDownloads:
-    def test_too_deep(self):
+    def test_too_deep(self, stacks):
         """
         A file that would be too large is left out.
         """
         steps = [StackFrame(f"f{n}", "/app/a.py", n) for n in range(300)]
-        stacks = [process(r, *steps[: r + 1]) for r in range(300)]
 
-        section = stacks_section(diagnosis(*stacks))
+        found = stacks(*(process(r, *steps[: r + 1]) for r in range(300)))
 
-        assert () == section.values["downloads"]
-        assert {} == section.data["downloads"]
+        assert {} == found.data["downloads"]
+        assert [] == [
+            x for x in found.all("button") if "data-download" in x.given
+        ]

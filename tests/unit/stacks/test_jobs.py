@@ -16,299 +16,33 @@ from distdebug.stacks import (
     is_same_job,
     members_of_job,
 )
-from distdebug.stacks.jobs import split_jobs, without_strangers
 
 
-def process(pid, *, job="", rank=None, parent=1, host="n1", role=""):
-    """
-    A process of some job.
-    """
-    return ProcessStacks(
-        pid=pid,
-        source="",
-        threads=(),
-        job=job,
-        rank=rank,
-        parent_pid=parent,
-        host=host,
-        role=role,
-    )
-
-
-def pids(jobs):
-    """
-    The same with numbers instead of processes.
-    """
-    return {name: [p.pid for p in members] for name, members in jobs.items()}
-
-
-def test_two_jobs():
-    """
-    Two jobs on a node are two jobs, although both have a rank 0.
-    """
-    jobs = split_jobs(
-        [
-            process(10, job="a", rank=0),
-            process(20, job="b", rank=0),
-            process(11, job="a", rank=1),
-        ]
-    )
-
-    assert {"a": [10, 11], "b": [20]} == pids(jobs)
-
-
-def test_family():
-    """
-    Children, launchers, and siblings belong to the job they are related to.
-    """
-    jobs = split_jobs(
-        [
-            process(5),
-            process(10, job="a", rank=0, parent=5),
-            process(11, parent=5),
-            process(12, parent=10),
-            process(20, job="b", rank=0, parent=6),
-            process(30, parent=7),
-        ]
-    )
-
-    assert {"a": [5, 10, 11, 12], "b": [20], "": [30]} == pids(jobs)
-
-
-def test_unknown():
-    """
-    Where nothing is known, everybody is taken together.
-    """
-    jobs = split_jobs([process(10, rank=0), process(11)])
-
-    assert {"": [10, 11]} == pids(jobs)
-
-
-def test_only_job():
-    """
-    A rank that does not know its job belongs to the only one there is.
-    """
-    jobs = split_jobs(
-        [
-            process(10, job="a", rank=0, parent=5),
-            process(10, rank=1, parent=9, host="n2"),
-            process(11, parent=9, host="n2"),
-        ]
-    )
-
-    assert {"a": [10, 10], "": [11]} == pids(jobs)
-
-
-def twins():
-    """
-    Two servers with two ranks each, and what belongs to them.
-    """
-    return [
-        process(pid + n, rank=n, parent=pid, role="rank")
-        for pid in (100, 200)
-        for n in (1, 2)
-    ]
-
-
-def test_stranger():
-    """
-    A rank without a job, whose place in the only job is taken, is of another.
-    """
-    jobs = split_jobs(
-        [
-            process(10, job="a", rank=0, parent=5, role="rank"),
-            process(11, job="a", rank=1, parent=5, role="rank"),
-            process(77, rank=0, parent=70, role="rank"),
-            process(12, rank=2, parent=6, role="rank"),
-        ]
-    )
-
-    assert {"a": [10, 11, 12], "of parent 70": [77]} == pids(jobs)
-
-
-def test_pasted_twice():
-    """
-    Where no process is known, the same rank twice is the same rank.
-    """
-    jobs = split_jobs(
-        [
-            process(10, job="a", rank=0, parent=5, role="rank"),
-            process(0, rank=0, parent=None, role="rank"),
-        ]
-    )
-
-    assert {"a": [10], "": [0]} == pids(jobs)
-
-
-def test_twins():
-    """
-    Where a rank is there twice, and nothing names a job, parents do.
-    """
-    others = [
-        process(100),
-        process(103, rank=1, parent=101, role="rank"),
-        process(104, parent=103),
-        process(300),
-        process(400, parent=401),
-        process(401, parent=400),
-    ]
-
-    jobs = split_jobs([*twins(), *others])
-
-    assert {
-        "of parent 100": [101, 102, 100, 103, 104],
-        "of parent 200": [201, 202],
-        "": [300, 400, 401],
-    } == pids(jobs)
-
-
-def test_twins_on_two_nodes():
-    """
-    A number of a process may occur on another node, too.
-    """
-    there = [attrs.evolve(p, host="n2") for p in twins()[:2]]
-
-    jobs = split_jobs([*twins()[:2], *there])
-
-    assert {
-        "of parent 100 on n1": [101, 102],
-        "of parent 100 on n2": [101, 102],
-    } == pids(jobs)
-
-
-def test_ranks_of_several_nodes():
-    """
-    Ranks of one job stay together, whoever started them.
-    """
-    known = [
-        process(10, rank=0, parent=5, role="rank"),
-        process(10, rank=1, parent=6, role="rank", host="n2"),
-    ]
-
-    assert {"": [10, 10]} == pids(split_jobs(known))
-
-
-def test_twins_of_one_parent():
-    """
-    Twins with the same parent cannot be told apart.
-    """
-    known = [
-        process(10, rank=0, parent=5, role="rank"),
-        process(11, rank=0, parent=5, role="rank"),
-        process(12, rank=0, parent=None, role="rank"),
-    ]
-
-    assert {"": [10, 11, 12]} == pids(split_jobs(known))
-
-
-def test_twins_are_judged_apart():
-    """
-    Nobody waits for the rank of another server, and all are counted.
-    """
-    wait = ("all_reduce", "torch/distributed/distributed_c10d.py", 1)
-    lines = (StackFrame(*wait), StackFrame("train", "a.py", 3))
-    thread = ThreadStack(name="", frames=lines, is_main=True)
-    known = [attrs.evolve(p, threads=(thread,)) for p in twins()]
-
-    apart = explain_stacks(known)
-    (together,) = explain_stacks(
-        [attrs.evolve(p, parent_pid=None) for p in known]
-    )
-
-    assert [
-        "job of parent 100: ranks 1-2 are",
-        "job of parent 200: ranks 1-2 are",
-    ] == [f.summary.partition(" waiting")[0] for f in apart]
-    assert together.summary.startswith("4 processes of ranks 1-2 are waiting")
-
-
-def zombie(pid, parent, **changes):
-    """
-    A dead process, whose rank and job nobody can tell any more.
-    """
-    return attrs.evolve(process(pid, parent=parent), state="Z", **changes)
-
-
-def threads(*states):
-    """
-    Threads without stacks.
-    """
-    return tuple(ThreadStack(name="", frames=(), state=s) for s in states)
-
-
-@pytest.mark.parametrize(
-    ("is_kin", "dead"),
-    [
-        (True, zombie(12, 5)),
-        (True, zombie(12, 10)),
-        (True, zombie(12, 31)),
-        (True, zombie(12, 70, host="n2")),
-        (True, zombie(12, 70, job="b")),
-        (True, zombie(12, 70, rank=3)),
-        (True, zombie(12, None, rank=3)),
-        (False, zombie(12, 70)),
-        (False, zombie(12, 60)),
-        (False, zombie(12, 1)),
-        (False, zombie(12, None)),
-        (False, attrs.evolve(zombie(12, 70), state="X")),
-        (False, zombie(12, 70, threads=threads("Z"))),
-        (True, zombie(12, 70, threads=threads("Z", "S"))),
-        (True, attrs.evolve(zombie(12, 70), state="S")),
-    ],
-    ids=[
-        *("sibling", "child", "grandchild", "other node", "own job"),
-        *("rank", "rank without parent", "of another launcher"),
-        *("of a launcher that is known", "orphan", "unknown", "gone"),
-        *("dead thread", "thread that lives", "lives"),
-    ],
+REDUCE = (
+    StackFrame("all_reduce", "torch/distributed/distributed_c10d.py", 1),
+    StackFrame("train", "a.py", 3),
 )
-def test_strangers(is_kin, dead):
+SLEEP = (StackFrame("sleep", "tenacity/nap.py", 1),)
+
+
+def stack(*frames, state=""):
     """
-    A zombie without a rank is of a job only if it descends from its launcher.
+    A main thread with these frames.
     """
-    job = [
-        process(10, job="a", rank=0, parent=5, role="rank"),
-        process(11, job="a", rank=1, parent=5, role="rank"),
-        process(31, parent=10, role="child"),
-        process(60, parent=1, role="launcher"),
-    ]
-
-    left = without_strangers([*job, dead])
-
-    assert [10, 11, 31, 60, *[12] * is_kin] == [p.pid for p in left]
+    return ThreadStack(name="", frames=frames, is_main=True, state=state)
 
 
-@pytest.mark.parametrize("job", ["a", ""])
-@pytest.mark.parametrize(
-    ("parent", "expected"), [(5, Cause.DEAD), (70, Cause.COLLECTIVE_WAIT)]
-)
-def test_zombie_is_no_verdict(job, parent, expected):
+def process(pid, rank=None, *, parent=1, host="n1", **changes):
     """
-    Nobody waits for a zombie of another job.
+    A process of some job; ranks are marked as such by their launcher.
     """
-    wait = ("all_reduce", "torch/distributed/distributed_c10d.py", 1)
-    lines = (StackFrame(*wait), StackFrame("train", "a.py", 3))
-    thread = ThreadStack(name="", frames=lines, is_main=True)
-    ranks = [
-        attrs.evolve(
-            process(10 + n, job=job, rank=n, parent=5, role="rank"),
-            threads=(thread,),
-        )
-        for n in range(3)
-    ]
-
-    first, *_ = explain_stacks([*ranks, zombie(20, parent)])
-
-    assert expected is first.cause
-
-
-def test_only_zombies():
-    """
-    Where there are no ranks, the dead are all there is.
-    """
-    (found,) = explain_stacks([zombie(20, 7)])
-
-    assert Cause.DEAD is found.cause
+    values = {
+        "source": f"{host}/{pid}/{rank}",
+        "threads": (stack(*REDUCE),),
+        "role": "" if rank is None else "rank",
+        "parent_pid": parent,
+    }
+    return ProcessStacks(pid=pid, rank=rank, host=host, **values | changes)
 
 
 def finding(*sources):
@@ -323,19 +57,213 @@ def finding(*sources):
     )
 
 
+def jobs_of(known):
+    """
+    The numbers of the processes of each job, in the order of the processes.
+    """
+    found = (members_of_job(finding(p.source), known) for p in known)
+    return sorted({tuple(p.pid for p in members) for members in found})
+
+
+def twins(host="n1"):
+    """
+    Two servers with two ranks each.
+    """
+    return [
+        process(pid + n, n, parent=pid, host=host)
+        for pid in (100, 200)
+        for n in (1, 2)
+    ]
+
+
+JOB_A = (process(10, 0, job="a", parent=5), process(11, 1, job="a", parent=5))
+JOBS = {
+    "two jobs with a rank 0 each": (
+        [(10, 11), (20,)],
+        [process(20, 0, job="b"), *JOB_A],
+    ),
+    "children, launchers, and siblings": (
+        [(5, 10, 11, 12), (20,), (30,)],
+        [
+            process(5),
+            JOB_A[0],
+            process(11, parent=5),
+            process(12, parent=10),
+            process(20, 0, job="b", parent=6),
+            process(30, parent=7),
+        ],
+    ),
+    "nothing is known": ([(10, 11)], [process(10, 0), process(11)]),
+    "a rank belongs to the only job": (
+        [(10, 10), (11,)],
+        [
+            JOB_A[0],
+            process(10, 1, parent=9, host="n2", role=""),
+            process(11, parent=9, host="n2"),
+        ],
+    ),
+    "a rank whose place in the only job is taken": (
+        [(10, 11, 12), (77,)],
+        [*JOB_A, process(77, 0, parent=70), process(12, 2, parent=6)],
+    ),
+    "a rank that was pasted twice": (
+        [(0,), (10,)],
+        [JOB_A[0], process(0, 0, parent=None)],
+    ),
+    "twins with their relatives": (
+        [(101, 102, 100, 103, 104), (201, 202), (300, 400, 401)],
+        [
+            *twins(),
+            process(100),
+            process(103, 1, parent=101),
+            process(104, parent=103),
+            process(300),
+            process(400, parent=401),
+            process(401, parent=400),
+        ],
+    ),
+    "ranks of several nodes": (
+        [(10, 10)],
+        [process(10, 0, parent=5), process(10, 1, parent=6, host="n2")],
+    ),
+    "twins of one parent": (
+        [(10, 11, 12)],
+        [
+            process(10, 0, parent=5),
+            process(11, 0, parent=5),
+            process(12, 0, parent=None),
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize(("expected", "known"), JOBS.values(), ids=JOBS)
+def test_jobs(expected, known):
+    """
+    Names, relatives, and ranks that occur twice tell jobs apart.
+    """
+    assert expected == jobs_of(known)
+
+
+@pytest.mark.parametrize(
+    ("others", "where"),
+    [(twins()[2:], ["100", "200"]), (twins("n2")[:2], ["100 on n1"])],
+)
+def test_twins_are_judged_apart(others, where):
+    """
+    Nobody waits for the rank of another server, on whichever node it is.
+    """
+    found = explain_stacks([*twins()[:2], *others])
+
+    assert 2 == len(found)
+    for place, one in zip(where, found, strict=False):
+        assert one.summary.startswith(
+            f"job of parent {place}: ranks 1-2 are waiting"
+        )
+
+
+def test_twins_are_counted():
+    """
+    Where nothing tells twins apart, all of them are counted.
+    """
+    (found,) = explain_stacks(
+        [attrs.evolve(p, parent_pid=None) for p in twins()]
+    )
+
+    assert found.summary.startswith("4 processes of ranks 1-2 are waiting")
+
+
+def zombie(parent, **changes):
+    """
+    A dead process, whose rank and job nobody can tell any more.
+    """
+    values = {"parent": parent, "state": "Z", "threads": (), **changes}
+    return process(12, **values)
+
+
+DEAD = (stack(state="Z"),)
+KIN = {
+    "sibling": (True, zombie(5)),
+    "child of a launcher": (True, zombie(31)),
+    "other node": (True, zombie(70, host="n2")),
+    "rank": (True, zombie(70, rank=3)),
+    "rank without parent": (True, zombie(None, rank=3)),
+    "of another launcher": (False, zombie(70)),
+    "of a launcher that is known": (False, zombie(60)),
+    "orphan": (False, zombie(1)),
+    "unknown": (False, zombie(None)),
+    "gone": (False, zombie(70, state="X")),
+    "dead thread": (False, zombie(70, threads=DEAD)),
+    "thread that lives": (
+        True,
+        zombie(70, threads=(*DEAD, stack(*SLEEP, state="S"))),
+    ),
+    "lives": (True, zombie(70, state="S", threads=(stack(*SLEEP),))),
+}
+
+
+@pytest.mark.parametrize("job", ["a", ""])
+@pytest.mark.parametrize(("is_kin", "dead"), KIN.values(), ids=KIN)
+def test_strangers(is_kin, dead, job):
+    """
+    A zombie without a rank is of a job only if it descends from its launcher:
+    nobody waits for a zombie of another job.
+    """
+    ranks = [process(10 + n, n, job=job, parent=5) for n in (0, 1)]
+    launchers = [
+        process(pid, parent=parent, role="launcher")
+        for pid, parent in ((31, 5), (60, 1))
+    ]
+
+    found = explain_stacks([*ranks, *launchers, dead])
+
+    sources = {e.source for one in found for e in one.evidence}
+    assert is_kin is (dead.source in sources)
+    assert is_kin is (Cause.COLLECTIVE_WAIT is not found[0].cause)
+
+
+@pytest.mark.parametrize(("parent", "is_kin"), [(10, True), (70, False)])
+def test_dead_worker(parent, is_kin):
+    """
+    A rank waits for its own dead workers only.
+    """
+    fetch = StackFrame("_try_get_data", "torch/utils/data/dataloader.py", 1)
+    rank = process(10, 0, parent=5, threads=(stack(fetch),))
+
+    (found,) = explain_stacks([rank, zombie(parent, role="dataloader")])
+
+    assert is_kin is ("process 12, has ended" in found.summary)
+
+
+def test_zombie_that_names_its_job():
+    """
+    Who names a job is of that job, whoever started it.
+    """
+    found = explain_stacks([*JOB_A, zombie(70, job="b")])
+
+    assert {Cause.DEAD, Cause.COLLECTIVE_WAIT} == {f.cause for f in found}
+
+
+def test_only_zombies():
+    """
+    Where there are no ranks, the dead are all there is.
+    """
+    (found,) = explain_stacks([zombie(7)])
+
+    assert Cause.DEAD is found.cause
+
+
 def test_whose_finding():
     """
     The files that a finding quotes tell which job it is about.
     """
-    known = [
-        attrs.evolve(process(pid, job=job, rank=0), source=job)
-        for pid, job in ((10, "a"), (20, "b"))
-    ]
+    known = [process(10, 0, job="a"), process(20, 0, job="b")]
+    one, other = (p.source for p in known)
 
-    members = members_of_job(finding("b"), known)
+    members = members_of_job(finding(other), known)
 
     assert [20] == [p.pid for p in members]
     assert known == list(members_of_job(finding(), known))
-    assert not is_same_job(finding("a"), finding("b"), known)
-    assert is_same_job(finding("a"), finding("elsewhere"), known)
-    assert is_same_job(finding("a"), finding("b"), [])
+    assert not is_same_job(finding(one), finding(other), known)
+    assert is_same_job(finding(one), finding("elsewhere"), known)
+    assert is_same_job(finding(one), finding(other), [])

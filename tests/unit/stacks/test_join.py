@@ -8,7 +8,6 @@ import os
 
 from pathlib import Path
 
-import attrs
 import pytest
 
 from distdebug.stacks import (
@@ -19,12 +18,12 @@ from distdebug.stacks import (
     is_captured,
     is_stack_like,
     join_threads,
+    parse_stacks,
     read_stack_files,
     read_stacks,
     stacks_to_json,
     stacks_to_text,
 )
-from distdebug.stacks.join import join_processes
 
 
 PYTHON = StackFrame("f", "a.py", 1)
@@ -45,6 +44,16 @@ def process(*threads, **changes):
     """
     values = {"pid": 7, "source": "", "threads": threads}
     return ProcessStacks(**(values | changes))
+
+
+def told(name="f", file="a.py:1", title="", number=7, pid=7):
+    """
+    What a tool prints of a process with one line.
+    """
+    return (
+        f"{title}Process {pid}: train\n"
+        f"Thread {number} (idle)\n    {name} ({file})\n"
+    )
 
 
 class TestThreads:
@@ -99,58 +108,68 @@ class TestProcesses:
         """
         Python's frames stay, with those of machine code and kernels beside.
         """
-        python = process(thread(7, PYTHON), rank=3, command="x")
-        kernels = (GpuKernel(name="k"),)
-        native = process(thread(7, NATIVE), kernels=kernels, world_size=8)
+        python = told(title="=== rank 3 ===\n")
+        native = (
+            "=== pid 7, rank 3 of 8 ===\n  Kernel 0: k on device 0\n"
+            "Thread 1 (LWP 7):\n#0  0x1 in read () from libc.so\n"
+        )
         both = [native, python] if is_native_first else [python, native]
 
-        (got,) = join_processes(both)
+        (got,) = parse_stacks("".join(both))
 
-        assert (thread(7, PYTHON, native=(NATIVE,)),) == got.threads
-        assert (3, 8, "x", kernels) == (
-            got.rank,
-            got.world_size,
-            got.command,
-            got.kernels,
-        )
+        ((main,), kernels) = got.threads, (GpuKernel(name="k", device=0),)
+        assert ((PYTHON,), (NATIVE,)) == (main.frames, main.native)
+        assert (3, 8, "train") == (got.rank, got.world_size, got.command)
+        assert kernels == got.kernels
 
     def test_the_later_one(self):
         """
         Of two that saw the same, the later one counts.
         """
-        later = process(thread(7, StackFrame("g", "a.py", 2)))
+        (got,) = parse_stacks(told() + told("g"))
 
-        assert (later,) == join_processes([process(thread(7, PYTHON)), later])
+        assert ["g"] == [f.name for f in got.threads[0].frames]
 
     def test_what_only_the_earlier_one_knew(self):
         """
         A later look at Python does not forget what was seen of machine code.
         """
-        mixed = process(thread(7, NATIVE, PYTHON))
+        mixed = told("read", "libc.so)\n    f (a.py:1")
 
-        (got,) = join_processes([mixed, process(thread(7, PYTHON))])
+        (got,) = parse_stacks(mixed + told())
 
+        assert (PYTHON,) == got.threads[0].frames
         assert (NATIVE, PYTHON) == got.threads[0].native
 
     @pytest.mark.parametrize(
-        "changes", [{"rank": 2}, {"host": "b"}, {"command": "y"}, {"pid": 8}]
+        "other",
+        [
+            told(title="=== rank 2, host a ===\n"),
+            told(title="=== rank 1, host b ===\n"),
+            told(title="=== rank 1, host a ===\n").replace("train", "y"),
+            told(title="=== rank 1, host a ===\n", pid=8),
+        ],
     )
-    def test_different(self, changes):
+    def test_different(self, other):
         """
         What contradicts is another process.
         """
-        one = process(thread(7, PYTHON), rank=1, host="a", command="x")
-        other = attrs.evolve(one, **changes)
+        one = told(title="=== rank 1, host a ===\n")
 
-        assert (one, other) == join_processes([one, other])
+        assert 1 == len(parse_stacks(one + one))
+        assert 2 == len(parse_stacks(one + other))
 
     def test_without_number(self):
         """
         Processes without a number are the same if their threads are.
         """
-        dump = [process(thread(n, PYTHON), pid=-1) for n in (1, 2, 1, None)]
+        titles = ["Thread 1", "Thread 2", "Thread 1", "Thread"]
+        text = "".join(
+            f'{title} (idle): "MainThread"\n    f (a.py:1)\n'
+            for title in titles
+        )
 
-        assert 3 == len(join_processes(dump))
+        assert 3 == len(parse_stacks(text))
 
 
 class TestFiles:
@@ -239,12 +258,14 @@ class TestFiles:
 
         assert [(42, None), (0, 3)] == [(p.pid, p.rank) for p in got]
 
-    def test_several_documents(self):
+    def test_words_between_documents(self):
         """
-        JSON of several processes may follow each other, with words between.
+        Words may stand between JSON of several processes.
         """
-        one = stacks_to_json(process(thread(7, PYTHON)))
-        two = stacks_to_json(process(thread(8, PYTHON), pid=8))
+        one, two = (
+            stacks_to_json(process(thread(pid, PYTHON), pid=pid))
+            for pid in (7, 8)
+        )
 
         got = read_stacks(f"$ py-spy dump --json\n{one}\ndone\n{two}\n")
 

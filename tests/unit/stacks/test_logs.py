@@ -14,13 +14,6 @@ from distdebug.stacks import (
     read_stacks,
     stacks_to_json,
 )
-from distdebug.stacks.formats.headings import (
-    Heading,
-    coordinates_of,
-    heading_of,
-    name_heading,
-)
-from distdebug.stacks.formats.lines import split_streams
 
 
 PLAIN = """\
@@ -84,55 +77,14 @@ class TestStreams:
         assert [["f"]] * len(prefixes) == [names for *_, names in got]
         assert (expected or [(None, None)]) == [(r, h) for _, r, h, _ in got]
 
-    def test_hosts(self):
-        """
-        Names of nodes are believed only before lines of stacks.
-        """
-        text = prefixed("node1: ", "node2: ").replace("node1: \n", "")
-
-        assert ["node1", "node2"] == [host for _, _, host, _ in facts(text)]
-
-    def test_process_of_the_prefix(self):
-        """
-        The prefix tells the process if the stack does not.
-        """
-        text = (
-            "(Train pid=77) Thread 0x7f01 (most recent call first):\n"
-            '(Train pid=77)   File "a.py", line 1 in f'
-            " [repeated 3x across cluster]\n"
-        )
-
-        assert [(77, None, None, ["f"])] == facts(text)
-
-    def test_task_of_several_processes(self):
-        """
-        A task of Slurm with several processes is no rank.
-        """
-        text = prefixed("0: ") + prefixed("0: ").replace("11", "12")
-
-        assert [None, None] == [rank for _, rank, _, _ in facts(text)]
-
     def test_numbers_of_lines(self):
         """
         Numbers that do not occur again are those of lines.
         """
-        text = "\n".join(f"{n}: {x}" for n, x in enumerate("ab"))
+        lines = enumerate(PLAIN.splitlines())
 
-        (stream,) = split_streams(text)
-
-        assert ("0: a", "1: b") == stream.lines
-
-    def test_markup(self):
-        """
-        Pages and terminals leave their marks.
-        """
-        text = (
-            "```\r\nProcess 11: x\r\n"
-            "\x1b[1mThread 11 (idle): &quot;MainThread&quot;\x1b[0m\r\n"
-            "    &lt;module&gt; (a.py:1)\r\n```\r\n"
-        )
-
-        assert [(11, None, None, ["<module>"])] == facts(text)
+        with pytest.raises(ValueError, match="no stack"):
+            parse_stacks("\n".join(f"{n}: {line}" for n, line in lines))
 
     def test_name_of_the_actor(self):
         """
@@ -143,105 +95,154 @@ class TestStreams:
         assert (("pp", 0), ("tp", 1)) == got.coordinates
 
 
+TEXTS = {
+    # Names of nodes are believed only before lines of stacks.
+    "hosts": (
+        prefixed("node1: ", "node2: ").replace("node1: \n", ""),
+        [(11, None, "node1", ["f"]), (11, None, "node2", ["f"])],
+    ),
+    # The prefix tells the process if the stack does not.
+    "actor": (
+        (
+            "(Train pid=77) Thread 0x7f01 (most recent call first):\n"
+            '(Train pid=77)   File "a.py", line 1 in f'
+            " [repeated 3x across cluster]\n"
+        ),
+        [(77, None, None, ["f"])],
+    ),
+    # A task of Slurm with several processes is no rank.
+    "task": (
+        prefixed("0: ") + prefixed("0: ").replace("11", "12"),
+        [(11, None, None, ["f"]), (12, None, None, ["f"])],
+    ),
+    # Children of a rank do not have its rank.
+    "children": (
+        prefixed("[rank4]: ") + prefixed("[rank4]: ").replace("11", "12"),
+        [(11, 4, None, ["f"]), (12, None, None, ["f"])],
+    ),
+    # Pages and terminals leave their marks.
+    "markup": (
+        (
+            "```\r\nProcess 11: x\r\n"
+            "\x1b[1mThread 11 (idle): &quot;MainThread&quot;\x1b[0m\r\n"
+            "    &lt;module&gt; (a.py:1)\r\n```\r\n"
+        ),
+        [(11, None, None, ["<module>"])],
+    ),
+    # Each heading holds for the process that follows.
+    "headings": (
+        (
+            "=== rank 0 (pid 11) ===\n"
+            'Thread 0x7f1 (idle): "MainThread"\n    all_reduce (c.py:2)\n'
+            "=== rank 1, host node2 ===\nProcess 12: x\nRank 1 of 2\n"
+            'Thread 12 (idle): "MainThread"\n    read (train.py:3)\n'
+        ),
+        [(11, 0, None, ["all_reduce"]), (12, 1, "node2", ["read"])],
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "expected"), TEXTS.values(), ids=TEXTS)
+def test_whose(text, expected):
+    """
+    Number, rank, and node of each process are told by what is around it.
+    """
+    assert expected == facts(text)
+
+
+BARE = 'Thread 0x7f0000000001 (idle): "MainThread"\n    f (a.py:1)\n'
+
+
 class TestHeadings:
+    def known(self, text, name=""):
+        """
+        What is known of the only process in a text.
+        """
+        (p,) = parse_stacks(text, name)
+        facts = {
+            "rank": p.rank,
+            "world_size": p.world_size,
+            "pid": p.pid,
+            "host": p.host,
+            "coordinates": p.coordinates,
+        }
+        return {k: v for k, v in facts.items() if v}
+
     @pytest.mark.parametrize(
         ("line", "expected"),
         [
-            ("=== rank 3 ===", Heading(rank=3)),
-            ("Rank 3 of 8", Heading(rank=3, world_size=8)),
-            ("## global_rank=3 (pid 42, host: n-1)", None),
-            ("Pyspy dump for PID 309:", Heading(pid=309)),
-            ("== pid 12 ==", Heading(pid=12)),
-            ("Rank 0's backtrace:", Heading(rank=0)),
+            ("=== rank 3 ===", {"rank": 3}),
+            ("Rank 3 of 8", {"rank": 3, "world_size": 8}),
+            (
+                "## global_rank=3 (pid 42, host: n-1)",
+                {"rank": 3, "pid": 42, "host": "n-1"},
+            ),
+            ("Pyspy dump for PID 309:", {"pid": 309}),
+            ("== pid 12 ==", {"pid": 12}),
+            ("Rank 2's backtrace:", {"rank": 2}),
             (
                 "Stack dump for me    27  5.3  0.0 44 pts/0 Sl 03:50 ray::f",
-                Heading(pid=27),
+                {"pid": 27},
             ),
-            ("--- TP0 PP1 ---", Heading(coordinates=(("tp", 0), ("pp", 1)))),
-            ("==> out/rank_3.txt <==", Heading(rank=3)),
-            ("$ py-spy dump --native --pid 42", Heading(pid=42)),
-            ("root@n1:/# gdb -p 42 -batch", Heading(pid=42)),
-            ("Stack of local_rank 0, rank 4", Heading(rank=4)),
+            ("--- TP0 PP1 ---", {"coordinates": (("tp", 0), ("pp", 1))}),
+            ("==> out/rank_3.txt <==", {"rank": 3}),
+            ("$ py-spy dump --native --pid 42", {"pid": 42}),
+            ("root@n1:/# gdb -p 42 -batch", {"pid": 42}),
+            ("Stack of local_rank 0, rank 4", {"rank": 4}),
             (
                 "Opening GPU coredump: core_17_node-1_42.nvcudmp",
-                Heading(pid=42, host="node-1"),
+                {"pid": 42, "host": "node-1"},
             ),
+            # What a log says about ranks is not a heading.
+            ("", {}),
+            ("the main thread", {}),
+            ("[Rank 3] Watchdog caught collective operation timeout", {}),
+            ("Process 12 exited", {}),
+            ("rank 3 " + "=" * 1000, {}),
         ],
     )
     def test_headings(self, line, expected):
         """
         Whatever says nothing but whose stack follows is a heading.
         """
-        if expected is None:
-            expected = Heading(rank=3, pid=42, host="n-1")
-
-        assert expected == heading_of(line)
-
-    @pytest.mark.parametrize(
-        "line",
-        [
-            "",
-            "the main thread",
-            "[Rank 3] Watchdog caught collective operation timeout",
-            "Process 12 exited",
-            "rank 3" * 100,
-        ],
-    )
-    def test_others(self, line):
-        """
-        What a log says about ranks is not one.
-        """
-        assert heading_of(line) is None
+        assert expected == self.known(f"{line}\n{BARE}")
 
     @pytest.mark.parametrize(
         ("name", "expected"),
         [
-            ("/x/pyspy_node_7_42.txt", Heading(host="node_7", pid=42)),
-            ("cudagdb_n1_42.txt", Heading(host="n1", pid=42)),
-            ("rank_3.txt", Heading(rank=3)),
-            ("stack-rank007.bt", Heading(rank=7)),
-            ("trace-node5.out", Heading(host="node5")),
-            ("pystack.42.txt", Heading(pid=42)),
-            ("n1_prefill_w0_pyspy_p1.txt", Heading(host="n1")),
-            (
-                "VLLM_STACK_DUMP_for_Worker_TP1_42.log",
-                Heading(pid=42, coordinates=(("tp", 1),)),
-            ),
-            ("frank3.txt", Heading()),
-            ("notes.txt", Heading()),
-            ("a" * 1000, Heading()),
+            ("/x/pyspy_node_7_42.txt", {"host": "node_7", "pid": 42}),
+            ("cudagdb_n1_42.txt", {"host": "n1", "pid": 42}),
+            ("rank_3.txt", {"rank": 3}),
+            ("stack-rank007.bt", {"rank": 7}),
+            ("trace-node5.out", {"host": "node5"}),
+            ("pystack.42.txt", {"pid": 42}),
+            ("n1_prefill_w0_pyspy_p1.txt", {"host": "n1"}),
+            ("VLLM_STACK_DUMP_for_Worker_TP1_42.log", {"pid": 42}),
+            ("frank3.txt", {}),
+            ("notes.txt", {}),
+            ("a" * 1000, {}),
         ],
     )
     def test_names_of_files(self, name, expected):
         """
         Names that programs give are understood, others are not.
         """
-        assert expected == name_heading(name)
+        assert expected == self.known(BARE, name)
 
-    def test_titles(self):
+    @pytest.mark.parametrize(
+        ("title", "expected"),
+        [
+            ("sglang::scheduler_PP2_TP1", (("pp", 2), ("tp", 1))),
+            ("python train.py --x TP1", ()),
+        ],
+    )
+    def test_titles(self, title, expected):
         """
         Servers write into their titles where they are.
         """
-        title = "sglang::scheduler_PP2_TP1"
+        (got,) = parse_stacks(f"Process 7: {title}\n{BARE}")
 
-        assert (("pp", 2), ("tp", 1)) == coordinates_of(title)
-        assert () == coordinates_of("python train.py --x TP1")
-
-    def test_ranks_of_one_text(self):
-        """
-        Each heading holds for the process that follows.
-        """
-        text = (
-            "=== rank 0 (pid 11) ===\n"
-            'Thread 0x7f1 (idle): "MainThread"\n    all_reduce (c.py:2)\n'
-            "=== rank 1, host node2 ===\nProcess 12: x\nRank 1 of 2\n"
-            'Thread 12 (idle): "MainThread"\n    read (train.py:3)\n'
-        )
-
-        assert [
-            (11, 0, None, ["all_reduce"]),
-            (12, 1, "node2", ["read"]),
-        ] == facts(text)
+        assert expected == got.coordinates
 
     @pytest.mark.parametrize(
         ("heading", "between", "expected"),
@@ -278,124 +279,113 @@ class TestHeadings:
         assert ["read"] == [f.name for f in got.threads[0].frames]
 
 
+# What tools print, and the innermost functions of the threads of each process.
+BEGINS = """
+%% py-spy without the line of the process: f | g
+Thread 1 (idle): "MainThread"
+ f (a.py:1)
+Thread 2 (idle): "MainThread"
+ g (a.py:1)
+%% gdb counts down to 1: a b | c d
+Thread 2 (LWP 12):
+#0  a ()
+Thread 1 (LWP 11):
+#0  b ()
+Thread 3 (LWP 23):
+#0  c ()
+Thread 1 (LWP 21):
+#0  d ()
+%% gdb counts up: a b
+Thread 1 (LWP 11):
+#0  a ()
+Thread 2 (LWP 12):
+#0  b ()
+%% gdb says which process it leaves: a | b
+Attaching to process 7
+#0  a ()
+#1  main ()
+[Inferior 1 (process 7) detached]
+Attaching to process 8
+#0  b ()
+#1  main ()
+%% threads without numbers: a b
+#0  a ()
+#1  x ()
+thread two
+#0  b ()
+#1  x ()
+%% gdb says where it stands before it lists threads: b a
+#0  a ()
+[Current thread is 1 (LWP 11)]
+(gdb) x
+Thread 2 (LWP 12):
+#0  b ()
+Thread 1 (LWP 11):
+#0  a ()
+%% gdb can print what Python does: f
+(gdb) py-bt
+Traceback (most recent call first):
+  File "a.py", line 1, in f
+    x()
+%% gdb prints that of every thread: f g
+Thread 2 (LWP 12):
+Traceback (most recent call first):
+  File "a.py", line 1, in f
+    x()
+Thread 1 (LWP 11):
+Traceback (most recent call first):
+  File "a.py", line 1, in g
+    x()
+%% pytest-timeout: g main
+~~~~ Stack of IO loop (14013) ~~~~
+  File "a.py", line 1, in f
+    g()
+  File "a.py", line 1, in g
+    h()
+~~~~ Stack of MainThread (14014) ~~~~
+  File "a.py", line 1, in main
+%% pystack ends with the main thread: f | g
+Traceback for thread 3 [] (most recent call last):
+(Python) File "a.py", line 1, in <module>
+(Python) File "a.py", line 1, in f
+Traceback for thread 4 [] (most recent call last):
+(Python) File "a.py", line 1, in g
+%% faulthandler ends with the main thread: f | g | h
+Thread 0x1 (most recent call first):
+  File "a.py", line 1 in f
+  File "a.py", line 1 in <module>
+Thread 0x2 (most recent call first):
+  File "a.py", line 1 in g
+Fatal Python error: Aborted
+
+Current thread 0x3 (most recent call first):
+  File "a.py", line 1 in h
+%% faulthandler begins anew: g
+Timeout (0:00:01)!
+Thread 0x1 (most recent call first):
+  File "a.py", line 1 in f
+Timeout (0:00:01)!
+Thread 0x1 (most recent call first):
+  File "a.py", line 1 in g
+"""
+
+
+@pytest.mark.parametrize("case", BEGINS.split("\n%% ")[1:])
+def test_where_one_begins(case):
+    """
+    Where no line says it, the order of the threads does.
+    """
+    title, _, text = case.partition("\n")
+    processes = title.partition(": ")[2].split(" | ")
+
+    got = parse_stacks(f"{text}\n")
+
+    assert [p.split() for p in processes] == [
+        [t.frames[0].name for t in p.threads] for p in got
+    ]
+
+
 class TestProcesses:
-    @pytest.mark.parametrize(
-        ("text", "expected"),
-        [
-            # py-spy without the line of the process
-            (
-                (
-                    'Thread 1 (idle): "MainThread"\n f (a.py:1)\n'
-                    'Thread 2 (idle): "MainThread"\n g (a.py:1)\n'
-                ),
-                [["f"], ["g"]],
-            ),
-            # gdb counts down to 1
-            (
-                (
-                    "Thread 2 (LWP 12):\n#0  a ()\nThread 1 (LWP 11):\n#0  b ()\n"
-                    "Thread 3 (LWP 23):\n#0  c ()\nThread 1 (LWP 21):\n#0  d ()\n"
-                ),
-                [["a", "b"], ["c", "d"]],
-            ),
-            (
-                "Thread 1 (LWP 11):\n#0  a ()\nThread 2 (LWP 12):\n#0  b ()\n",
-                [["a", "b"]],
-            ),
-            # gdb says which process it leaves
-            (
-                (
-                    "Attaching to process 7\n#0  a ()\n#1  main ()\n"
-                    "[Inferior 1 (process 7) detached]\n"
-                    "Attaching to process 8\n#0  b ()\n#1  main ()\n"
-                ),
-                [["a"], ["b"]],
-            ),
-            # threads without numbers
-            (
-                "#0  a ()\n#1  x ()\nthread two\n#0  b ()\n#1  x ()\n",
-                [["a", "b"]],
-            ),
-            # gdb says where it stands before it lists threads
-            (
-                (
-                    "#0  a ()\n[Current thread is 1 (LWP 11)]\n(gdb) x\n"
-                    "Thread 2 (LWP 12):\n#0  b ()\nThread 1 (LWP 11):\n#0  a ()\n"
-                ),
-                [["b", "a"]],
-            ),
-            # gdb can print what Python does
-            (
-                (
-                    "(gdb) py-bt\nTraceback (most recent call first):\n"
-                    '  File "a.py", line 1, in f\n    x()\n'
-                ),
-                [["f"]],
-            ),
-            (
-                (
-                    "Thread 2 (LWP 12):\nTraceback (most recent call first):\n"
-                    '  File "a.py", line 1, in f\n    x()\n'
-                    "Thread 1 (LWP 11):\nTraceback (most recent call first):\n"
-                    '  File "a.py", line 1, in g\n    x()\n'
-                ),
-                [["f", "g"]],
-            ),
-            # pytest-timeout
-            (
-                (
-                    "~~~~ Stack of IO loop (14013) ~~~~\n"
-                    '  File "a.py", line 1, in f\n    g()\n'
-                    '  File "a.py", line 1, in g\n    h()\n'
-                    "~~~~ Stack of MainThread (14014) ~~~~\n"
-                    '  File "a.py", line 1, in main\n'
-                ),
-                [["g", "main"]],
-            ),
-            # pystack and faulthandler end with the main thread
-            (
-                (
-                    "Traceback for thread 3 [] (most recent call last):\n"
-                    '(Python) File "a.py", line 1, in <module>\n'
-                    '(Python) File "a.py", line 1, in f\n'
-                    "Traceback for thread 4 [] (most recent call last):\n"
-                    '(Python) File "a.py", line 1, in g\n'
-                ),
-                [["f"], ["g"]],
-            ),
-            (
-                (
-                    "Thread 0x1 (most recent call first):\n"
-                    '  File "a.py", line 1 in f\n  File "a.py", line 1 in <module>\n'
-                    "Thread 0x2 (most recent call first):\n"
-                    '  File "a.py", line 1 in g\n'
-                    "Fatal Python error: Aborted\n\n"
-                    "Current thread 0x3 (most recent call first):\n"
-                    '  File "a.py", line 1 in h\n'
-                ),
-                [["f"], ["g"], ["h"]],
-            ),
-            (
-                (
-                    "Timeout (0:00:01)!\nThread 0x1 (most recent call first):\n"
-                    '  File "a.py", line 1 in f\n'
-                    "Timeout (0:00:01)!\nThread 0x1 (most recent call first):\n"
-                    '  File "a.py", line 1 in g\n'
-                ),
-                [["g"]],
-            ),
-        ],
-    )
-    def test_where_one_begins(self, text, expected):
-        """
-        Where no line says it, the order of the threads does.
-        """
-        got = [
-            [t.frames[0].name for t in p.threads] for p in parse_stacks(text)
-        ]
-
-        assert expected == got
-
     def test_log_of_sglang(self):
         """
         The watchdog of a server writes among other lines.
@@ -474,16 +464,6 @@ class TestProcesses:
         got = read_stacks([bare.format(2), text, bare.format(3)])
 
         assert [0, 1, 2] == [process.pid for process in got]
-
-    def test_several_processes_of_a_rank(self):
-        """
-        Children of a rank do not have its rank.
-        """
-        text = prefixed("[rank4]: ") + prefixed("[rank4]: ").replace(
-            "11", "12"
-        )
-
-        assert [(11, 4), (12, None)] == [(p, r) for p, r, *_ in facts(text)]
 
 
 class TestByHand:

@@ -4,9 +4,9 @@ Reading what py-spy wrote.
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
-import subprocess
 import sys
 
 import pytest
@@ -18,8 +18,6 @@ from distdebug.stacks import (
     parse_stacks,
     read_stack_files,
     read_stacks,
-    stacks_to_json,
-    stacks_to_text,
 )
 
 
@@ -73,86 +71,47 @@ JSON = [
 ]
 
 
-def process(**changes):
+def bare(pid, thread_id, name, **changes):
     """
-    A process that has everything.
+    A thread as py-spy writes it, with one line.
     """
-    main = ThreadStack(
-        name="MainThread",
-        thread_id=10,
-        frames=(
-            StackFrame("f", "/a b.py", 3),
-            StackFrame("g", "lib.so", 0, is_native=True),
-        ),
-        is_main=True,
-        active=True,
-        owns_gil=True,
-    )
-    idle = ThreadStack(
-        name="", thread_id=11, frames=(), active=False, owns_gil=False
-    )
-    values = {
-        "pid": 10,
-        "source": "",
-        "threads": (main, idle),
-        "rank": 3,
-        "command": "python train.py",
-        "parent_pid": 9,
+    line = {"name": "f", "filename": "a.py", "line": 1}
+    return {
+        "pid": pid,
+        "thread_id": thread_id,
+        "os_thread_id": thread_id,
+        "thread_name": name,
+        "frames": [line],
+        **changes,
     }
-    return ProcessStacks(**(values | changes))
 
 
-class TestText:
-    def test_processes(self):
-        """
-        Every process is read, with its command.
-        """
-        got = parse_stacks(TEXT)
+def test_text_of_pyspy():
+    """
+    Processes have their command, threads their names, states, and numbers of
+    either kind, and frames are innermost first; what stands between them, or
+    before the first thread, is not one.
+    """
+    one, other = parse_stacks(TEXT)
+    (empty,) = parse_stacks("Process 1: x\n    f (a.py:1)\n")
 
-        assert [8892, 9037] == [p.pid for p in got]
-        assert "python train.py" == got[0].command
-
-    def test_threads(self):
-        """
-        Threads have their names, states, and numbers of either kind.
-        """
-        threads = parse_stacks(TEXT)[0].threads
-
-        assert [
-            ("MainThread", 8892, True, False, None),
-            ('worker "one"', 0x7F01DEADBEEF, False, True, True),
-            ("", 9001, False, True, False),
-        ] == [
-            (t.name, t.thread_id, t.is_main, t.active, t.owns_gil)
-            for t in threads
-        ]
-
-    def test_frames(self):
-        """
-        Frames are read innermost first; what stands between them is not one.
-        """
-        threads = parse_stacks(TEXT)[0].threads
-
-        assert (
-            StackFrame("Dataset.__getitem__", "/home/me/train.py", 5),
-            StackFrame(
-                "fetch.<locals>.<listcomp>",
-                "torch/utils/data/_utils/fetch.py",
-                54,
-            ),
-            StackFrame("<module>", "/home/me/my train (2).py", 7),
-        ) == threads[0].frames
-        assert (
-            StackFrame("read", "libc.so.6", 0, is_native=True),
-        ) == threads[1].frames
-
-    def test_frames_without_thread(self):
-        """
-        Frames before the first thread belong to nobody.
-        """
-        got = parse_stacks("Process 1: x\n    f (a.py:1)\n")
-
-        assert () == got[0].threads
+    main, worker, nameless = one.threads
+    assert (8892, 9037, ()) == (one.pid, other.pid, empty.threads)
+    assert "python train.py" == one.command
+    assert [
+        ("MainThread", 8892, True, False, None),
+        ('worker "one"', 0x7F01DEADBEEF, False, True, True),
+        ("", 9001, False, True, False),
+    ] == [
+        (t.name, t.thread_id, t.is_main, t.active, t.owns_gil)
+        for t in (main, worker, nameless)
+    ]
+    assert [
+        "Dataset.__getitem__ (/home/me/train.py:5)",
+        "fetch.<locals>.<listcomp> (torch/utils/data/_utils/fetch.py:54)",
+        "<module> (/home/me/my train (2).py:7)",
+    ] == list(map(str, main.frames))
+    assert (StackFrame("read", "libc.so.6", 0, True),) == worker.frames
 
 
 class TestJson:
@@ -222,59 +181,6 @@ class TestJson:
         )
 
 
-class TestWrite:
-    @pytest.mark.parametrize(
-        "changes", [{}, {"rank": None, "command": "", "parent_pid": None}]
-    )
-    def test_json(self, changes):
-        """
-        JSON keeps everything.
-        """
-        expected = process(**changes)
-
-        assert (expected,) == parse_stacks(stacks_to_json(expected))
-
-    def test_half_a_character(self):
-        """
-        What JSON may hold, and no encoding knows, does not get into results.
-        """
-        kernel = {"name": "k\ud800", "device": 0}
-        data = [
-            {
-                "pid": 1,
-                "thread_id": 1,
-                "thread_name": "t\udfff",
-                "frames": [],
-                "process_info": {"kernels": [kernel]},
-            }
-        ]
-
-        (got,) = parse_stacks(json.dumps(data))
-
-        assert "k?" == got.kernels[0].name
-        assert "t?" == got.threads[0].name
-
-    def test_text(self):
-        """
-        Text keeps threads, frames, and the command.
-        """
-        (got,) = parse_stacks(stacks_to_text(process()))
-
-        assert process().command == got.command
-        assert [(t.name, t.frames) for t in process().threads] == [
-            (t.name, t.frames) for t in got.threads
-        ]
-
-    def test_text_is_printable(self):
-        """
-        A process cannot write to the terminal of its reader.
-        """
-        got = stacks_to_text(process(command="\x1b[2J\nProcess 1: x"))
-
-        assert r"\x1b[2J\nProcess 1: x" in got
-        assert 1 == len(parse_stacks(got))
-
-
 class TestReadStacks:
     def test_folder(self, tmp_path):
         """
@@ -282,8 +188,8 @@ class TestReadStacks:
         """
         (tmp_path / "node").mkdir()
         stem = tmp_path / "node" / "pyspy_a_10"
-        stem.with_suffix(".json").write_text(stacks_to_json(process()))
-        stem.with_suffix(".txt").write_text(stacks_to_text(process()))
+        stem.with_suffix(".json").write_text(json.dumps([bare(10, 10, "m")]))
+        stem.with_suffix(".txt").write_text(TEXT)
         (tmp_path / "pyspy_b_8892.txt").write_text(TEXT)
         (tmp_path / "notes.txt").write_text("nothing")
 
@@ -323,6 +229,7 @@ class TestReadStacks:
         """
         A file that is larger than any process explains is not read.
         """
+        # To read as much as it is in truth takes too long.
         monkeypatch.setattr("distdebug.stacks.files._MOST_BYTES", 10)
         file = tmp_path / "a.txt"
         file.write_text(TEXT)
@@ -331,22 +238,22 @@ class TestReadStacks:
 
         assert "larger than 10 bytes" == missing.reason
 
-    def test_deep_folder(self, tmp_path, monkeypatch):
+    def test_deep_folder(self, tmp_path):
         """
         A folder may be deeper than Python can call itself.
         """
-        depth = sys.getrecursionlimit() + 50
-        monkeypatch.chdir(tmp_path)
-        for _ in range(depth):
-            os.mkdir("a")  # noqa: PTH102 nor can pathlib
-            os.chdir("a")
-        monkeypatch.chdir(tmp_path)
+        usual, few = sys.getrecursionlimit(), len(inspect.stack()) + 100
+        folder = tmp_path.joinpath(*["a"] * (few + 50))
+        folder.mkdir(parents=True)
+        (folder / "pyspy_b_8892.txt").write_text(TEXT)
 
-        got = read_stacks(tmp_path)
+        sys.setrecursionlimit(few)
+        try:
+            got = read_stacks(tmp_path)
+        finally:
+            sys.setrecursionlimit(usual)
 
-        # Neither can pytest remove it.
-        subprocess.run(["rm", "-r", tmp_path / "a"], check=True)
-        assert () == got
+        assert [8892, 9037] == [p.pid for p in got]
 
     def test_forbidden_folder(self, tmp_path, monkeypatch):
         """
@@ -366,11 +273,15 @@ class TestModel:
         """
         The main thread is the marked one, else the first, else none.
         """
-        main, other = process().threads
+        main = ThreadStack(name="m", frames=(), is_main=True)
+        other = ThreadStack(name="o", frames=())
 
-        assert main == process(threads=(other, main)).main_thread
-        assert other == process(threads=(other,)).main_thread
-        assert process(threads=()).main_thread is None
+        found = [
+            ProcessStacks(pid=1, source="", threads=threads).main_thread
+            for threads in ((other, main), (other,), ())
+        ]
+
+        assert [main, other, None] == found
 
     def test_frame(self):
         """
@@ -378,21 +289,6 @@ class TestModel:
         """
         assert "f (a.py:3)" == str(StackFrame("f", "a.py", 3))
         assert "f (lib.so)" == str(StackFrame("f", "lib.so", 0))
-
-
-def bare(pid, thread_id, name, **changes):
-    """
-    A thread as py-spy writes it, with one line.
-    """
-    line = {"name": "f", "filename": "a.py", "line": 1}
-    return {
-        "pid": pid,
-        "thread_id": thread_id,
-        "os_thread_id": thread_id,
-        "thread_name": name,
-        "frames": [line],
-        **changes,
-    }
 
 
 @pytest.mark.parametrize("first", [0, 1])

@@ -4,18 +4,21 @@ Reading what pystack, faulthandler, cuda-gdb, and py-spy wrote.
 
 from __future__ import annotations
 
+import json
+
+from pathlib import Path
+
 import pytest
 
 from distdebug.stacks import (
-    GpuKernel,
     StackFrame,
+    merge_stacks,
     parse_faulthandler,
     parse_kernels,
     parse_pystack,
+    parse_stacks,
+    read_stacks,
 )
-from distdebug.stacks.formats import calls
-from distdebug.stacks.formats.gil import wants_gil
-from distdebug.stacks.formats.pyspy import header_of, read_thread
 
 
 PYSTACK = """\
@@ -84,13 +87,6 @@ thread (0,0,0), device 3, sm 124, warp 0, lane 0]
 device 0, sm 0]
 #0  kernel () at k.cu:3
 """
-
-
-def native(name):
-    """
-    A frame of machine code.
-    """
-    return StackFrame(name, "lib.so", 0, is_native=True)
 
 
 class TestPystack:
@@ -197,120 +193,112 @@ class TestFaulthandler:
         assert () == parse_faulthandler("nothing")
 
 
-class TestKernels:
-    @pytest.mark.parametrize(
-        ("text", "expected"),
-        [
-            (
-                TABLE,
-                (
-                    GpuKernel(
-                        name="render(n=3)",
-                        device=0,
-                        grid=(4801, 1, 1),
-                        block=(64, 1, 1),
-                    ),
-                    GpuKernel(
-                        name="void f<a, b>()",
-                        device=1,
-                        grid=(1, 1, 1),
-                        block=(32, 1, 1),
-                    ),
-                ),
-            ),
-            (
-                CLUSTERS,
-                (
-                    GpuKernel(
-                        name="gemm()",
-                        device=2,
-                        grid=(4, 1, 1),
-                        block=(64, 1, 1),
-                    ),
-                ),
-            ),
-            (
-                FOCUS,
-                (
-                    GpuKernel(
-                        name="wait<float>",
-                        device=3,
-                        grid=(8, 1, 1),
-                        block=(32, 1, 1),
-                    ),
-                    GpuKernel(name="kernel", device=0),
-                ),
-            ),
-            (
-                "  Kernel 0: flash_fwd<...> on device 1\n  Kernel 1: f\n",
-                (
-                    GpuKernel(name="flash_fwd<...>", device=1),
-                    GpuKernel(name="f"),
-                ),
-            ),
-            ("No CUDA kernels.\n", ()),
-        ],
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            TABLE,
+            [
+                ("render(n=3)", 0, (4801, 1, 1), (64, 1, 1)),
+                ("void f<a, b>()", 1, (1, 1, 1), (32, 1, 1)),
+            ],
+        ),
+        (CLUSTERS, [("gemm()", 2, (4, 1, 1), (64, 1, 1))]),
+        (
+            FOCUS,
+            [
+                ("wait<float>", 3, (8, 1, 1), (32, 1, 1)),
+                ("kernel", 0, (), ()),
+            ],
+        ),
+        (
+            "  Kernel 0: flash_fwd<...> on device 1\n  Kernel 1: f\n",
+            [("flash_fwd<...>", 1, (), ()), ("f", None, (), ())],
+        ),
+        ("No CUDA kernels.\n", []),
+    ],
+)
+def test_kernels(text, expected):
+    """
+    Kernels are found in the list, in the focus, and as prose.
+    """
+    found = parse_kernels(text)
+
+    assert expected == [(k.name, k.device, k.grid, k.block) for k in found]
+
+
+def pyspy(*lines):
+    """
+    The frames that these lines of py-spy mean.
+    """
+    (process,) = parse_stacks(
+        "\n".join(["Process 7: x", "Thread 7 (idle)", *lines])
     )
-    def test_kernels(self, text, expected):
-        """
-        Kernels are found in the list, in the focus, and as prose.
-        """
-        assert expected == parse_kernels(text)
+    (thread,) = process.threads
+    return thread.frames
 
 
 class TestPyspy:
     @pytest.mark.parametrize(
-        ("line", "expected"),
+        ("line", "name", "is_native"),
         [
-            ("f (a.py:3)", StackFrame("f", "a.py", 3)),
-            (
-                "<module> (/my train (2).py:7)",
-                StackFrame("<module>", "/my train (2).py", 7),
-            ),
-            (
-                "operator() (libtorch_cpu.so)",
-                StackFrame("operator()", "libtorch_cpu.so", 0, is_native=True),
-            ),
-            (
-                "g<void (int)>::run (lib.so)",
-                StackFrame("g<void (int)>::run", "lib.so", 0, is_native=True),
-            ),
-            (
-                "call (callproc.c:943)",
-                StackFrame("call", "callproc.c", 943, is_native=True),
-            ),
-            (
-                "get (ray/_raylet.pyx:91)",
-                StackFrame("get", "ray/_raylet.pyx", 91),
-            ),
-            (
-                "torch/cuda/__init__.py:123 synchronize",
-                StackFrame("synchronize", "torch/cuda/__init__.py", 123),
-            ),
+            ("f (a.py:3)", "f", False),
+            ("<module> (/my train (2).py:7)", "<module>", False),
+            ("f (a (b) c.py:1)", "f", False),
+            ("operator() (libtorch_cpu.so)", "operator()", True),
+            ("g<void (int)>::run (lib.so)", "g<void (int)>::run", True),
+            ("call (callproc.c:943)", "call", True),
+            ("get (ray/_raylet.pyx:91)", "get", False),
         ],
     )
     @pytest.mark.parametrize("indent", ["", "  ", "    ", "\t"])
-    def test_frames(self, line, expected, indent):
+    def test_frames(self, line, name, is_native, indent):
         """
         Brackets belong to the function, or to the file, as they match.
         """
-        title = header_of("Thread 7 (idle)")
+        (got,) = pyspy(indent + line, indent + "  x: y (z.py:1)")
 
-        got = read_thread(title, [indent + line, indent + "  x: y (z.py:1)"])
+        assert (line, name, is_native) == (str(got), got.name, got.is_native)
 
-        assert (expected,) == got.frames
+    def test_abbreviated(self):
+        """
+        A file and its line may come first, as in documentation.
+        """
+        (got,) = pyspy("  torch/cuda/__init__.py:123 synchronize")
 
-    @pytest.mark.parametrize("line", ["...", "f ()", "f) (", "(a.py:1)", "a)"])
+        assert "synchronize (torch/cuda/__init__.py:123)" == str(got)
+
+    @pytest.mark.parametrize(
+        "line", ["...", "f ()", "f) (", "(a.py:1)", "a)", "f", "(f))"]
+    )
     def test_no_frames(self, line):
         """
         What is not a frame is left out.
         """
-        got = read_thread(header_of("Thread 7 (idle)"), ["  " + line])
+        assert () == pyspy("  " + line)
 
-        assert () == got.frames
+    def test_endless_line(self):
+        """
+        Of an endless line both ends are kept, and its name is cut.
+        """
+        (got,) = pyspy("    " + "f" * 10**6 + " (a.py:3)")
+
+        assert StackFrame("f" * 4096, "a.py", 3) == got
 
 
 class TestWantsGil:
+    def waits(self, *names, is_python=False):
+        """
+        Whether a thread in these functions of machine code, innermost first,
+        wants the lock.
+        """
+        frames = [{"name": n, "filename": "lib.so", "line": 0} for n in names]
+        line = {"name": "f", "filename": "a.py", "line": 1}
+        frames += [line] * is_python
+        thread = {"pid": 1, "thread_id": 1, "frames": frames}
+        (process,) = parse_stacks(json.dumps([thread]))
+        return process.threads[0].waits_for_gil
+
     @pytest.mark.parametrize(
         ("names", "expected"),
         [
@@ -328,45 +316,105 @@ class TestWantsGil:
         """
         Who waits in a function that takes the lock wants it.
         """
-        assert expected is wants_gil(map(native, names))
+        assert expected is self.waits(*names)
 
     @pytest.mark.parametrize(
-        ("name", "expected"),
-        [("pthread_cond_timedwait", True), ("pthread_cond_wait", None)],
+        ("names", "expected"),
+        [
+            (["0x7f01", "pthread_cond_timedwait"], True),
+            (["0x7f01", "pthread_cond_wait"], None),
+            ([], None),
+        ],
     )
-    def test_python(self, name, expected):
+    def test_python(self, names, expected):
         """
         Python itself waits with a time-out for nothing but the lock.
         """
-        frames = [native("0x7f01"), native(name), StackFrame("f", "a.py", 1)]
-
-        assert expected is wants_gil(frames)
-        assert wants_gil(frames[2:]) is None
+        assert expected is self.waits(*names, is_python=True)
 
 
-class TestCalls:
-    def test_shorten(self):
-        """
-        Endless lines keep both ends.
-        """
-        got = calls.shorten("a" + "b" * 10**6 + "c")
+SAMPLES = Path(__file__).parents[2] / "data" / "stacks"
 
-        assert calls.MOST_LINE == len(got)
-        assert "ac" == got[0] + got[-1]
-        assert "abc" == calls.shorten("abc")
 
+def sample(name):
+    """
+    The process in a file.
+    """
+    (process,) = parse_stacks((SAMPLES / name).read_text(), name)
+    return process
+
+
+class TestSamples:
     @pytest.mark.parametrize(
-        ("text", "expected"),
+        ("name", "threads", "main", "owner", "waiters"),
         [
-            ("f(int) (lib.so)", ("f(int)", "lib.so")),
-            ("f (a (b) c)", ("f", "a (b) c")),
-            ("f", None),
-            ("f)", None),
-            ("(f))", None),
+            ("pyspy_locals.txt", 3, "DS.read", [], []),
+            ("pyspy_native.txt", 2, "clock_nanosleep", [], [3635]),
+            ("pyspy_native.json", 2, "clock_nanosleep", [3630], [3635]),
+            (
+                "pystack_native.txt",
+                2,
+                "clock_nanosleep@GLIBC_2.2.5",
+                [3630],
+                [3635],
+            ),
+            ("pystack_locals.txt", 3, "__GI___libc_read", [], []),
+            ("gdb_gil.txt", 2, "__GI___clock_nanosleep", [], [3635]),
+            ("gdb_main.txt", 1, "__futex_abstimed_wait_common64", [], []),
+            ("cudagdb_gloo.txt", 6, "??", [], []),
+            ("pyspy_gloo.txt", 1, "0x7fdd530a3f16", [], []),
+            ("faulthandler.txt", 3, "read", [], []),
         ],
     )
-    def test_brackets(self, text, expected):
+    def test_threads(self, name, threads, main, owner, waiters):
         """
-        The last pair of brackets is found, if there is one.
+        Every tool tells the main thread, and what it knows of the lock.
         """
-        assert expected == calls.split_brackets(text)
+        got = sample(name)
+
+        assert threads == len(got.threads)
+        assert main == got.main_thread.frames[0].name
+        assert 1 == sum(t.is_main for t in got.threads)
+        assert owner == [t.thread_id for t in got.threads if t.owns_gil]
+        assert waiters == [t.thread_id for t in got.threads if t.waits_for_gil]
+
+    @pytest.mark.parametrize(
+        "name", ["pystack_locals.txt", "pyspy_locals.txt", "faulthandler.txt"]
+    )
+    def test_same_lines(self, name):
+        """
+        The tools agree on the lines of Python.
+        """
+        frames = sample(name).main_thread.frames
+
+        lines = [
+            (f.name.rpartition(".")[2], f.filename, f.line)
+            for f in frames
+            if not f.is_native
+        ]
+
+        assert [
+            ("read", "/home/me/hang.py", 12),
+            ("__getitem__", "/home/me/hang.py", 9),
+            ("main", "/home/me/hang.py", 20),
+            ("<module>", "/home/me/hang.py", 21),
+        ] == lines
+
+    def test_joined(self):
+        """
+        What py-spy and cuda-gdb saw of a rank of Gloo is one process.
+        """
+        names = ("pyspy_gloo.txt", "cudagdb_gloo.txt")
+
+        (got,) = read_stacks(
+            "\n".join((SAMPLES / name).read_text() for name in names)
+        )
+
+        assert (3632, "python gloo.py 0") == (got.pid, got.command)
+        assert 6 == len(got.threads)
+        assert (
+            "  * <module> (gloo.py:12) → * train (gloo.py:11) →\n"
+            "  all_reduce (torch/distributed/distributed_c10d.py:3252)"
+        ) in str(merge_stacks([got]))
+        everywhere = str(merge_stacks([got], threads="all"))
+        assert "c10d::ProcessGroupGloo::runLoop" in everywhere

@@ -97,6 +97,7 @@ class TestJson:
             {},
             {"threads": (), "state": "Z"},
             {"coordinates": (), "kernels": (), "rank": 0, "tracer_pid": 0},
+            {"rank": None, "command": "", "parent_pid": None},
         ],
     )
     def test_round_trip(self, changes):
@@ -131,37 +132,37 @@ class TestJson:
             ("system_call", []),
             ("native", [{}]),
             ("native", [1]),
+            ("process_info", {"coordinates": [["tp", -1]]}),
+            ("process_info", {"coordinates": 3}),
+            ("process_info", {"kernels": [{"name": "k", "grid": ["x"]}]}),
+            ("process_info", {"taken": "now"}),
+            ("process_info", {"world_size": 1.5}),
         ],
     )
     def test_hostile(self, where, value):
         """
-        What else stands there is a value error.
+        What else stands there, or is said of the process, is a value error.
         """
         data = json.loads(stacks_to_json(full()))
+        if where == "process_info":
+            value = data[0][where] | value
         data[0][where] = value
 
         with pytest.raises(ValueError, match="not what py-spy writes"):
             parse_stacks(json.dumps(data))
 
-    @pytest.mark.parametrize(
-        ("where", "value"),
-        [
-            ("coordinates", [["tp", -1]]),
-            ("coordinates", 3),
-            ("kernels", [{"name": "k", "grid": ["x"]}]),
-            ("taken", "now"),
-            ("world_size", 1.5),
-        ],
-    )
-    def test_hostile_process(self, where, value):
+    def test_half_a_character(self):
         """
-        The same holds for what is said of the process.
+        What JSON may hold, and no encoding knows, does not get into results.
         """
         data = json.loads(stacks_to_json(full()))
-        data[0]["process_info"][where] = value
+        data[0]["thread_name"] = "t\udfff"
+        data[0]["process_info"]["kernels"][0]["name"] = "k\ud800"
 
-        with pytest.raises(ValueError, match="not what py-spy writes"):
-            parse_stacks(json.dumps(data))
+        (got,) = parse_stacks(json.dumps(data))
+
+        assert "k?" == got.kernels[0].name
+        assert "t?" == got.threads[0].name
 
 
 class TestText:
@@ -211,6 +212,17 @@ class TestText:
         assert [[f.name for f in t.frames] for t in known.threads] == [
             [f.name for f in t.frames] for t in got.threads
         ]
+
+    def test_is_printable(self):
+        """
+        A process cannot write to the terminal of its reader.
+        """
+        evil = attrs.evolve(full(), command="\x1b[2J\nProcess 1: x")
+
+        got = stacks_to_text(evil)
+
+        assert r"\x1b[2J\nProcess 1: x" in got
+        assert 1 == len(parse_stacks(got))
 
     @pytest.mark.parametrize(
         ("moved", "expected"), [(None, "0 s\n"), (False, "same lines")]

@@ -6,9 +6,37 @@ from __future__ import annotations
 
 import pytest
 
-from distdebug.startup import Progress
-from distdebug.startup.bars import parse_bars, parse_number
-from distdebug.startup.series import plain_name
+from distdebug.startup import Progress, detect_phase
+
+
+# A framework to which every bar belongs.
+ANY = r"""
+[framework]
+name = "any"
+title = "Any"
+start = ['=== boot ===']
+
+[[phase]]
+name = "loop"
+title = "looping"
+begin = ['looping now']
+bars = ['^.?']
+"""
+
+
+@pytest.fixture
+def bar_of(tmp_path):
+    """
+    Reads what the bars in some lines say.
+    """
+    book = tmp_path / "any.toml"
+    book.write_text(ANY)
+
+    def bar_of(*lines):
+        log = ["=== boot ===", "looping now", *lines]
+        return detect_phase(log, rules=[book]).progress
+
+    return bar_of
 
 
 @pytest.mark.parametrize(
@@ -45,39 +73,36 @@ from distdebug.startup.series import plain_name
             "Epoch 0/9 ━━━━━━╸━━━━━━━━━ 12/100 0:00:10 • 0:01:10 1.2it/s",
             ("Epoch 0/9", 12, 100, None, 70),
         ),
+        ("x:  50%|5| 1,024/1.5M", ("x", 1024, 1.5e6, None, None)),
         ("x: 1%|1| 1/9 [00:01<00:02, 0.00s/it]", ("x", 1, 9, None, 2)),
         ("x: 1%|1| 1/9 [00:01<00:02, 1.0.0it/s]", ("x", 1, 9, None, 2)),
     ],
     ids=[
-        *("shards", "map", "plain", "bytes", "kilo", "cut", "rich", "zero"),
-        "odd",
+        *("shards", "map", "plain", "bytes", "kilo", "cut", "rich"),
+        *("suffixes", "zero", "odd"),
     ],
 )
-def test_bar(text, expected):
+def test_bar(bar_of, text, expected):
     """
-    A bar tells its name, what is done, how fast, and how long it takes.
+    A bar shows its name, what is done, how fast, and how long it takes.
     """
-    (bar,) = parse_bars(text)
+    bar = bar_of(text)
 
     assert expected[:3] == (bar.name, bar.done, bar.total)
     assert expected[3] == pytest.approx(bar.rate)
     assert expected[4] == bar.left_s
 
 
-def test_glued():
+def test_glued(bar_of):
     """
     Several states in one line are several bars.
     """
-    text = (
+    bar = bar_of(
         "Training:   1%|1| 1/100 [00:01<01:00, 1.0it/s, loss=3]"
         "Training:   2%|1| 2/100 [00:02<01:00, 1.0it/s, loss=2]"
     )
 
-    bars = list(parse_bars(text))
-
-    assert [("Training", 1), ("Training", 2)] == [
-        (bar.name, bar.done) for bar in bars
-    ]
+    assert ("Training", 2) == (bar.name, bar.done)
 
 
 @pytest.mark.parametrize(
@@ -87,14 +112,13 @@ def test_glued():
         "━━━━━━━━━━ 12.3/45.6 MB 10.2 MB/s",
         "100%",
         "memory: 40.23GiB(50.84%) 3/4",
-        "",
     ],
 )
-def test_no_bar(text):
+def test_no_bar(bar_of, text):
     """
     Not every percentage is a bar.
     """
-    assert [] == list(parse_bars(text))
+    assert bar_of(text) is None
 
 
 def test_progress():
@@ -108,26 +132,25 @@ def test_progress():
     assert 100 == Progress(done=8, total=7).percent
 
 
-def test_number():
-    """
-    Numbers may have suffixes and separators.
-    """
-    assert 1024 == parse_number("1,024")
-    assert 1.5e6 == parse_number("1.5M")
-
-
 @pytest.mark.parametrize(
-    ("name", "expected"),
+    ("before", "after", "done"),
     [
-        ("[2026-02-20 02:03:57] Training", "Training"),
-        ("2026-02-20 02:03:57 - INFO - Training", "Training"),
-        ("0: Training", "Training"),
-        ("Episode [1/20]", "Episode [1/20]"),
-        ("Capturing batches (bs=1)", "Capturing batches (bs=1)"),
+        ("[2026-02-20 02:03:57] Train", "[2026-02-20 02:04:57] Train", 6),
+        ("2026-02-20 02:03:57 INFO x - Epoch 3", "Epoch 4", 6),
+        ("0: Training", "Training", 6),
+        ("Capturing (bs=8 mem=9.2 GB)", "Capturing (bs=4 mem=9.1 GB)", 6),
+        ("Loop [1/20]", "Loop [2/20]", 6),
+        ("rank 1 loading", "rank 2 loading", 5),
     ],
 )
-def test_plain_name(name, expected):
+def test_loops(bar_of, before, after, done):
     """
-    What a logger wrote before a bar does not belong to its name.
+    What a logger or a loop writes into the name of its bar does not make it
+    another, but the number of a rank does; of several, the slowest counts.
     """
-    assert expected == plain_name(name)
+    bar = bar_of(
+        f"{before}:  50%|5| 5/10 [00:01<00:02]",
+        f"{after}:  60%|6| 6/10 [00:01<00:02]",
+    )
+
+    assert done == bar.done

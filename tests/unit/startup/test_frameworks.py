@@ -446,7 +446,7 @@ def all_ranks(log):
 @pytest.mark.parametrize("name", LOGS)
 def test_framework(name, change):
     """
-    Each log tells whose it is, also with what launchers add.
+    The framework of each log is found, also with what launchers add.
     """
     log = change(strip(LOGS[name]))
 
@@ -501,7 +501,7 @@ def test_done_before_training(name):
 
 def test_concurrent():
     """
-    TorchSpec prepares trainers and engines at once, and both are told.
+    TorchSpec prepares trainers and engines at once, and both are shown.
     """
     lines = TORCHSPEC.split("@engine_init 40", maxsplit=1)[0]
 
@@ -530,7 +530,7 @@ def test_timings():
 
 def test_inner():
     """
-    An engine inside a trainer is told beside the trainer's phase.
+    An engine inside a trainer is shown beside the trainer's phase.
     """
     log = strip(VERL.split("@workers 20", maxsplit=1)[0])
 
@@ -547,7 +547,7 @@ def test_inner():
 
 def test_steps():
     """
-    Steps without a bar tell rate and time left by the times of their lines.
+    Steps without a bar give rate and time left by the times of their lines.
     """
     report = detect_phase(strip(TITAN))
 

@@ -7,53 +7,48 @@ from __future__ import annotations
 import pytest
 
 from distdebug.startup import detect_phase
-from distdebug.startup.message import begins_message
 
 
-def test_downloads():
+@pytest.mark.parametrize(
+    ("lines", "phase", "percent"),
+    [
+        (
+            [
+                "Collecting torch",
+                "   ━━━━━━━━━━━━━━━━━━━━━━ 12.3/45.6 MB 10.2 MB/s eta 0:00:03",
+                "  0  100M    0   99k    0     0  80012      0  0:21:50",
+                " 40% [=====>         ] 40,000,000  1.20M/s",
+                "100%|██████████| 45.6M/45.6M [00:04<00:00, 10.2MB/s]",
+                "tokenizer.json: 100%|██████████| 9.09M/9.09M [00:00<00:00]",
+            ],
+            None,
+            None,
+        ),
+        (
+            [
+                "Sanity Checking DataLoader 0:  50%|█| 1/2 [00:01<00:01]",
+                "Epoch 1:  40%|█| 40/100 [00:40<01:00, 1.0it/s, v_num=3]",
+                "Validation DataLoader 0:  90%|█| 9/10 [00:09<00:01, 1.0it/s]",
+                "Evaluating: 100%|█████| 10/10 [00:09<00:00, 1.0it/s]",
+                "Processed prompts:  70%|███| 7/10 [00:09<00:01, 1.0it/s]",
+            ],
+            "training",
+            40,
+        ),
+        ([" 40%|████      | 4/10 [00:08<00:12,  2.00s/it]"], None, None),
+    ],
+    ids=["downloads", "evaluation", "nameless"],
+)
+def test_other_bars(lines, phase, percent):
     """
-    Bars of pip, curl, and wget are no phase.
+    Bars of downloads and of evaluations are not those of training, and a bar
+    without a name may count anything.
     """
-    log = (
-        "Collecting torch\n"
-        "   ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━ 12.3/45.6 MB 10.2 MB/s eta 0:00:03\n"
-        "  0  100M    0   99k    0     0  80012      0  0:21:50  0:00:01\n"
-        " 40% [=====>         ] 40,000,000  1.20M/s\n"
-        "100%|██████████| 45.6M/45.6M [00:04<00:00, 10.2MB/s]\n"
-        "tokenizer.json: 100%|██████████| 9.09M/9.09M [00:00<00:00, 20.1MB/s]\n"
-    )
-
-    report = detect_phase(log)
+    report = detect_phase(lines)
 
     assert report.framework is None
-    assert report.current is None
-
-
-def test_evaluation_loops():
-    """
-    Loops of an evaluation are not those of training.
-    """
-    log = (
-        "Sanity Checking DataLoader 0:  50%|█| 1/2 [00:01<00:01, 1.0it/s]\n"
-        "Epoch 1:  40%|████| 40/100 [00:40<01:00, 1.0it/s, v_num=3]\n"
-        "Validation DataLoader 0:  90%|█████| 9/10 [00:09<00:01, 1.0it/s]\n"
-        "Evaluating: 100%|█████| 10/10 [00:09<00:00, 1.0it/s]\n"
-        "Processed prompts:  70%|███| 7/10 [00:09<00:01, 1.0it/s]\n"
-    )
-
-    report = detect_phase(log)
-
-    assert "training" == report.current.name
-    assert 40 == report.percent
-
-
-def test_no_bar_without_a_name_is_training():
-    """
-    A bar without a name may count anything.
-    """
-    report = detect_phase([" 40%|████      | 4/10 [00:08<00:12,  2.00s/it]"])
-
-    assert report.current is None
+    assert phase == (report.current and report.current.name)
+    assert percent == report.percent
 
 
 def test_other_frameworks_in_the_configuration():
@@ -83,7 +78,12 @@ def test_other_frameworks_in_the_configuration():
     "line",
     [
         "assistant: The server is fired up and ready to roll!",
-        "He said that Training completed yesterday",
+        "we saw Training completed",
+        "assistant: Training completed",
+        '"Training completed',
+        "the value: 'Training completed'",
+        "{'a': 1, 'text': 'Training completed'}",
+        "x " * 200 + "Training completed",
         'Sample: "Traceback (most recent call last)" RayActorError',
         "user: Training completed: 30 steps in 3.0s",
         "prompt: [INFO] Starting job: build the house",
@@ -125,29 +125,9 @@ def test_begins(before):
     """
     A message begins behind what loggers write.
     """
-    text = f"{before}Training completed"
+    report = detect_phase([f"{before}Training completed"])
 
-    assert begins_message(text, len(before))
-
-
-@pytest.mark.parametrize(
-    "before",
-    [
-        "we saw ",
-        "assistant: ",
-        '"',
-        "the value: '",
-        "{'a': 1, 'text': '",
-        "x " * 200,
-    ],
-)
-def test_does_not_begin(before):
-    """
-    It does not behind words or quotes.
-    """
-    text = f"{before}Training completed"
-
-    assert not begins_message(text, len(before))
+    assert "completed" == report.ended
 
 
 def test_junk():
@@ -261,7 +241,7 @@ def test_hostile_lines_end():
 )
 def test_unknown(framework, phase, lines):
     """
-    Where little or nothing tells the framework, the phase is still told.
+    Where little or nothing shows the framework, the phase is still found.
     """
     report = detect_phase(lines)
 

@@ -14,8 +14,9 @@ import threading
 
 from pathlib import Path
 
-import attrs
 import pytest
+
+import distdebug
 
 from distdebug.bundle import (
     Manifest,
@@ -27,14 +28,17 @@ from distdebug.bundle import (
 from distdebug.errors import CaptureError
 from distdebug.findings import Cause
 from distdebug.nodes import Ended
-from distdebug.processes import workers_of
-from distdebug.watching import Hang, HangReason, Order, Response
-from distdebug.watching import child as module
-from distdebug.watching import respond as respond_module
-from distdebug.watching.child import ask_child
-from distdebug.watching.suspects import run_of
+from distdebug.watching import (
+    Hang,
+    HangReason,
+    Order,
+    Response,
+    child,
+    respond,
+)
 
 
+SOURCE = str(Path(distdebug.__file__).parents[1])
 REASON = HangReason(
     kind="no progress",
     elapsed_s=700.5,
@@ -47,7 +51,7 @@ WAIT = HangReason(kind="wait", elapsed_s=1800.0, pids=())
 @pytest.fixture(name="order")
 def _order(tmp_path, monkeypatch):
     """
-    What to take, quickly, and with a lock that nobody else has.
+    What to take, quickly, and with a lock of its own.
     """
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     return Order(
@@ -55,24 +59,22 @@ def _order(tmp_path, monkeypatch):
     )
 
 
-@pytest.fixture(name="child")
-def _child(monkeypatch):
+def ask(order, reason=WAIT, stop=None):
     """
-    A child in this process, its orders, and what it answers.
+    Ask a child.
     """
-    child = Child()
-    monkeypatch.setattr(module, "run_process", child.run)
-    monkeypatch.setattr(respond_module, "respond", child.respond)
-    return child
+    return child.ask_child(reason, order, stop or threading.Event())
 
 
-class Child:
+class InProcess:
     """
-    Runs the program of the child without a process.
+    Runs the program of the child without a process, so that both of its ends
+    can be seen: what is asked of it, and what it answers.
     """
 
     def __init__(self):
         self.answer = Response("fine", "it compiles")
+        self.ended = None
         self.noise = ""
         self.got = self.bound = self.environment = self.argv = None
 
@@ -85,53 +87,60 @@ class Child:
 
     def run(self, argv, *, environment, bound, data):
         """
-        Run the program.
+        Run the program, or end as it was said.
         """
         self.argv, self.environment, self.bound = argv, environment, bound
+        if self.ended is not None:
+            return self.ended(json.loads(data)["mark"])
         stdout = io.StringIO()
         stdout.write(self.noise)
-        task = io.StringIO(data.decode())
-        status = module.main(task, stdout)
+        status = child.main(io.StringIO(data.decode()), stdout)
         stdout.write("and more\n")
         return Ended(status, stdout.getvalue().encode(), b"")
 
 
+@pytest.fixture(name="inner")
+def _inner(monkeypatch):
+    """
+    A child in this process.
+    """
+    inner = InProcess()
+    monkeypatch.setattr(child, "run_process", inner.run)
+    monkeypatch.setattr(respond, "respond", inner.respond)
+    return inner
+
+
 class TestRoundTrip:
-    def test_task(self, child, tmp_path):
+    @pytest.mark.parametrize("is_much", [True, False])
+    def test_task(self, inner, tmp_path, is_much):
         """
-        The child is asked for exactly what the rank wants.
-        """
-        order = Order(
-            output_dir=tmp_path / "hang",
-            wanted=Wanted(
-                dump_dir=tmp_path / "dumps",
-                pids=[7, 8],
-                patterns=["train"],
-                logs=["a.log", tmp_path / "b.log"],
-                native="classes",
-                timeout_s=7.5,
-            ),
-            inside=7,
-            but=frozenset({tmp_path / "x", tmp_path / "y"}),
-            patience_s=12.5,
-        )
-
-        ask_child(REASON, order, threading.Event())
-
-        assert (REASON, order) == child.got
-
-    def test_little(self, child, tmp_path):
-        """
-        What the rank leaves open is open to the child too.
+        The child is asked for exactly what the rank wants, and what that
+        leaves open is open to the child too.
         """
         order = Order(output_dir=tmp_path, wanted=Wanted())
+        if is_much:
+            order = Order(
+                output_dir=tmp_path / "hang",
+                wanted=Wanted(
+                    dump_dir=tmp_path / "dumps",
+                    pids=[7, 8],
+                    patterns=["train"],
+                    logs=["a.log", tmp_path / "b.log"],
+                    native="classes",
+                    timeout_s=7.5,
+                ),
+                inside=7,
+                but=frozenset({tmp_path / "x", tmp_path / "y"}),
+                patience_s=12.5,
+            )
+        reason = REASON if is_much else WAIT
 
-        ask_child(WAIT, order, threading.Event())
+        ask(order, reason)
 
-        assert (WAIT, order) == child.got
+        assert (reason, order) == inner.got
 
     @pytest.mark.parametrize("noise", ["", "7\n", "{}\n", "no line end"])
-    def test_answer(self, child, order, noise):
+    def test_answer(self, inner, order, noise):
         """
         The rank gets what the child found, whatever else that prints.
         """
@@ -140,133 +149,91 @@ class TestRoundTrip:
         hang = Hang(
             reason=REASON, folder=folder, data=data, report="it\nsleeps"
         )
-        child.noise = noise
-        child.answer = Response("explained", "it sleeps", folder, hang)
+        inner.noise = noise
+        inner.answer = Response("explained", "it sleeps", folder, hang)
 
-        got = ask_child(REASON, order, threading.Event())
+        got = ask(order, REASON)
 
-        assert child.answer == got
+        assert inner.answer == got
         assert Cause.SLEEPING is got.hang.cause
 
-    def test_how(self, child, order, monkeypatch):
+    @pytest.mark.parametrize("path", ["", "/mine"])
+    def test_how(self, inner, order, monkeypatch, path):
         """
-        The child is no rank, has this package, and an end.
+        The child is no rank, and has an end; it finds this package, and else
+        only what the user names, not what is in the folder here.
         """
         monkeypatch.setenv("RANK", "3")
         monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-        monkeypatch.setenv("PYTHONPATH", "/mine")
+        monkeypatch.setenv("PYTHONPATH", path)
         monkeypatch.setenv("NCCL_DEBUG", "INFO")
         stop = threading.Event()
 
-        ask_child(WAIT, order, stop)
+        ask(order, stop=stop)
 
-        source = str(Path(module.__file__).parents[2])
-        assert not {"RANK", "LOCAL_WORLD_SIZE"} & child.environment.keys()
-        assert f"{source}:/mine" == child.environment["PYTHONPATH"]
-        assert "INFO" == child.environment["NCCL_DEBUG"]
-        assert child.bound.stop is stop
-        assert order.wanted.timeout_s < child.bound.timeout_s < 1000
-        assert child.bound.grace_s > 0
-
-    def test_only_package(self, child, order, monkeypatch):
-        """
-        Without a path of the user, there is only ours: not the folder here.
-        """
-        monkeypatch.delenv("PYTHONPATH", raising=False)
-
-        ask_child(WAIT, order, threading.Event())
-
-        source = str(Path(module.__file__).parents[2])
-        assert source == child.environment["PYTHONPATH"]
-        assert "-P" in child.argv
+        paths = [SOURCE, path] if path else [SOURCE]
+        assert not {"RANK", "LOCAL_WORLD_SIZE"} & inner.environment.keys()
+        assert ":".join(paths) == inner.environment["PYTHONPATH"]
+        assert "INFO" == inner.environment["NCCL_DEBUG"]
+        assert "-P" in inner.argv
+        assert inner.bound.stop is stop
+        assert order.wanted.timeout_s < inner.bound.timeout_s < 1000
+        assert inner.bound.grace_s > 0
 
 
 class TestNoAnswer:
     @pytest.mark.parametrize("output", ["", "7\n", "null\n", "{}\n", "\xff"])
-    def test_nothing(self, order, monkeypatch, output):
+    def test_nothing(self, inner, order, output):
         """
-        What has not the mark is no answer; the end tells why.
+        Output without the mark is no answer; the error has the reason.
         """
         complaint = b"x" * 10_000 + b"\x1b[31mno space\nleft"
-        ended = Ended(1, output.encode("latin-1"), complaint)
-        monkeypatch.setattr(module, "run_process", lambda *_, **__: ended)
+        inner.ended = lambda _: Ended(1, output.encode("latin-1"), complaint)
 
         with pytest.raises(CaptureError) as caught:
-            ask_child(WAIT, order, threading.Event())
+            ask(order)
 
         text = str(caught.value)
         assert "status 1" in text
         assert text.endswith("xno space left")
         assert len(text) < 600
 
-    def test_half(self, order, monkeypatch):
+    def test_half(self, inner, order):
         """
         Half an answer is none.
         """
-
-        def run(argv, *, data, **_):
-            mark = json.loads(data)["mark"]
-            text = f'\n{mark} {{"outcome": "fi'
-            return Ended(None, text.encode(), b"")
-
-        monkeypatch.setattr(module, "run_process", run)
-
-        with pytest.raises(CaptureError, match="no end"):
-            ask_child(WAIT, order, threading.Event())
-
-
-class TestReal:
-    def test_busy(self, order, monkeypatch):
-        """
-        A real child finds out that somebody else is at work.
-        """
-        monkeypatch.setattr(
-            respond_module,
-            "_respond",
-            lambda *_: ask_child(WAIT, order, threading.Event()),
+        inner.ended = lambda mark: Ended(
+            None, f'\n{mark} {{"outcome": "fi'.encode(), b""
         )
 
-        got = respond_module.respond(WAIT, order)
+        with pytest.raises(CaptureError, match="no end"):
+            ask(order)
 
-        assert "busy" == got.outcome
-        assert "another watcher" in got.summary
 
+@pytest.mark.process
+class TestReal:
     def test_elsewhere(self, order):
         """
         A real child finds what was taken.
         """
-        run = run_of(workers_of([os.getpid()]), node_name())
+        run = f"{node_name()}: [{os.getpid()}]"
         for host in ("another", node_name()):
             part = join_bundle(order.output_dir, host, window_s=300.0, run=run)
         write_manifest(part.folder, Manifest(version="1", created=5.0))
 
-        got = ask_child(WAIT, order, threading.Event())
+        got = ask(order)
 
         assert ("elsewhere", part.bundle) == (got.outcome, got.bundle)
 
-    def test_no_folder(self, order, tmp_path):
-        """
-        A real child that can keep nothing tells what it saw.
-        """
-        (tmp_path / "file").write_text("")
-        order = attrs.evolve(order, output_dir=tmp_path / "file" / "hang")
-
-        got = ask_child(WAIT, order, threading.Event())
-
-        assert got.bundle is None
-        assert order.output_dir == got.hang.folder
-        (lost,) = got.hang.data["manifest"]["skipped"]
-        assert "Not a directory" == lost["reason"]
-
     def test_stopped(self, order):
         """
-        A real child ends when nobody wants it any more.
+        A real child ends when the rank sets the stop event.
         """
         stop = threading.Event()
         stop.set()
 
         with pytest.raises(CaptureError, match="no end"):
-            ask_child(WAIT, order, stop)
+            ask(order, stop=stop)
 
     def test_cannot_start(self, order, monkeypatch):
         """
@@ -275,7 +242,7 @@ class TestReal:
         monkeypatch.setattr(sys, "executable", "/no/python")
 
         with pytest.raises(FileNotFoundError):
-            ask_child(WAIT, order, threading.Event())
+            ask(order)
 
     def test_program(self):
         """
@@ -284,7 +251,7 @@ class TestReal:
         ended = subprocess.run(
             [sys.executable, "-m", "distdebug.watching.child"],
             input=b"",
-            env=module._environment(),
+            env={**os.environ, "PYTHONPATH": SOURCE},
             capture_output=True,
             timeout=60,
         )

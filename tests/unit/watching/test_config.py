@@ -1,5 +1,5 @@
 """
-What a ``debug:`` section may say, and how mistakes in it are told.
+What a ``debug:`` section may contain, and how mistakes in it are reported.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ import pytest
 
 from distdebug.errors import ConfigError, MissingDependencyError
 from distdebug.watching import HangDebugConfig
+
+
+ALL_KEYS = "one of enabled, wait_seconds, output_dir"
 
 
 class TestValues:
@@ -47,22 +50,11 @@ class TestValues:
     @pytest.mark.parametrize(
         "wait",
         [
-            0,
-            -1,
-            True,
-            None,
-            "600",
-            b"800",
-            {600: 1},
-            [],
-            [600, "1800"],
-            [[600]],
-            float("nan"),
-            float("inf"),
+            *(0, -1, True, None, "600", b"800", {600: 1}, []),
+            *([600, "1800"], [[600]], float("nan"), float("inf"), range(101)),
             pytest.param(10**400, id="400 digits"),
             pytest.param(-(10**400), id="400 digits below 0"),
             pytest.param(10**5000, id="5,000 digits"),
-            range(101),
         ],
     )
     def test_no_wait(self, wait):
@@ -72,28 +64,26 @@ class TestValues:
         with pytest.raises(ConfigError, match="wait_seconds must be "):
             HangDebugConfig(wait_seconds=wait)
 
-    @pytest.mark.parametrize("enabled", [1, 0, "yes", None, []])
-    def test_no_switch(self, enabled):
+    @pytest.mark.parametrize(
+        ("key", "value", "expected"),
+        [
+            *(
+                ("enabled", value, "enabled must be true or false")
+                for value in (1, 0, "yes", None, [], "\x1b[2J\x07no")
+            ),
+            *(
+                ("output_dir", value, "output_dir must be the path")
+                for value in (None, "", 3, b"x", "a\0b", ["x"])
+            ),
+        ],
+    )
+    def test_refused(self, key, value, expected):
         """
-        It is on or off, and not something like that.
+        It is on or off, and a folder has a path; what is shown of a wrong
+        value cannot control a terminal.
         """
-        with pytest.raises(ConfigError, match="enabled must be true or false"):
-            HangDebugConfig(enabled=enabled)
-
-    @pytest.mark.parametrize("folder", [None, "", 3, b"x", "a\0b", ["x"]])
-    def test_no_folder(self, folder):
-        """
-        What is no path is refused.
-        """
-        with pytest.raises(ConfigError, match="output_dir must be the path"):
-            HangDebugConfig(output_dir=folder)
-
-    def test_terminal(self):
-        """
-        What is shown of a wrong value cannot control a terminal.
-        """
-        with pytest.raises(ConfigError) as caught:
-            HangDebugConfig(enabled="\x1b[2J\x07no")
+        with pytest.raises(ConfigError, match=expected) as caught:
+            HangDebugConfig(**{key: value})
 
         assert str(caught.value).isprintable()
 
@@ -106,34 +96,30 @@ class TestValues:
 
 
 class TestResolve:
-    def test_default(self):
+    @pytest.mark.parametrize(
+        ("options", "log_dir", "expected"),
+        [
+            ({}, "/logs/7", "/logs/7/backtraces"),
+            ({"output_dir": Path("/shared")}, Path("/logs"), "/shared"),
+            # Only the placeholder is replaced, and nothing is evaluated.
+            (
+                {"output_dir": "{log_dir}/{0.a}/{{x y}"},
+                *("{log_dir}", "{log_dir}/{0.a}/{{x y}"),
+            ),
+        ],
+    )
+    def test_folder(self, options, log_dir, expected):
         """
-        What is found goes beside the logs.
+        What is found goes beside the logs, or where the user says.
         """
-        config = HangDebugConfig()
+        got = HangDebugConfig(**options).resolve(log_dir)
 
-        assert Path("/logs/7/backtraces") == config.resolve("/logs/7")
-
-    def test_plain(self):
-        """
-        A folder without a placeholder is what it says.
-        """
-        config = HangDebugConfig(output_dir=Path("/shared/debug"))
-
-        assert Path("/shared/debug") == config.resolve(Path("/logs"))
-
-    def test_braces(self):
-        """
-        Only the placeholder is replaced, and nothing is evaluated.
-        """
-        config = HangDebugConfig(output_dir="{log_dir}/{0.a}/{{x y}")
-
-        assert Path("{log_dir}/{0.a}/{{x y}") == config.resolve("{log_dir}")
+        assert Path(expected) == got
 
     @pytest.mark.parametrize("name", ["logdir", "job_id", ""])
     def test_unknown(self, name):
         """
-        A placeholder that nobody fills in is refused.
+        A placeholder that has no value is refused.
         """
         with pytest.raises(ConfigError, match="not known") as caught:
             HangDebugConfig(output_dir=f"/x/{{{name}}}")
@@ -153,37 +139,25 @@ class TestFromDict:
         assert HangDebugConfig(**section) == config
 
     @pytest.mark.parametrize(
-        ("key", "near"),
+        ("key", "remedy"),
         [
-            ("wait_second", "wait_seconds"),
-            ("wait-seconds", "wait_seconds"),
-            ("Enabled", "enabled"),
-            ("outputdir", "output_dir"),
+            ("wait_second", "wait_seconds, perhaps"),
+            ("wait-seconds", "wait_seconds, perhaps"),
+            ("Enabled", "enabled, perhaps"),
+            ("outputdir", "output_dir, perhaps"),
+            *((key, ALL_KEYS) for key in ("zzz", 7, None, (1, 2))),
+            pytest.param(10**5000, ALL_KEYS, id="5,000 digits"),
         ],
     )
-    def test_nearest(self, key, near):
+    def test_unknown(self, key, remedy):
         """
-        Of a key that is not known, the nearest that is known is told.
-        """
-        with pytest.raises(ConfigError, match=f"unknown key '{key}'") as x:
-            HangDebugConfig.from_dict({key: 1})
-
-        assert f"{near}, perhaps" == x.value.remedy
-
-    @pytest.mark.parametrize(
-        "key",
-        ["zzz", 7, None, (1, 2), pytest.param(10**5000, id="5,000 digits")],
-    )
-    def test_far(self, key):
-        """
-        Where nothing is near, all keys are told.
+        An unknown key is reported with the nearest known one, or with all of
+        them.
         """
         with pytest.raises(ConfigError, match="unknown key") as caught:
             HangDebugConfig.from_dict({key: 1})
 
-        assert "one of enabled, wait_seconds, output_dir" == (
-            caught.value.remedy
-        )
+        assert remedy == caught.value.remedy
 
     @pytest.mark.parametrize("section", [None, [], "on", 3])
     def test_no_section(self, section):
@@ -238,7 +212,7 @@ class TestFromFile:
 
     def test_mistake(self, job):
         """
-        A mistake is told with the file and what helps.
+        A mistake is reported with the file and a remedy.
         """
         path = job("debug: {enabeld: true}")
 
@@ -256,13 +230,7 @@ class TestFromFile:
 
         assert HangDebugConfig.from_file(path).enabled
 
-    @pytest.mark.parametrize(
-        "text",
-        [
-            "- a list",
-            "just text",
-        ],
-    )
+    @pytest.mark.parametrize("text", ["- a list", "just text"])
     def test_no_sections(self, job, text):
         """
         A file that is not made of sections is no job file.
@@ -291,18 +259,8 @@ class TestFromFile:
             ),
         ],
         ids=[
-            "syntax",
-            "two documents",
-            "objects",
-            "bytes",
-            "control",
-            "deep",
-            "date",
-            "digits",
-            "key",
-            "large",
-            "endless",
-            "bomb",
+            *("syntax", "two documents", "objects", "bytes", "control"),
+            *("deep", "date", "digits", "key", "large", "endless", "bomb"),
         ],
     )
     def test_damaged(self, job, text):
@@ -316,14 +274,14 @@ class TestFromFile:
 
     def test_missing(self, tmp_path):
         """
-        A file that is not there is told as such.
+        A missing file is reported as such.
         """
         with pytest.raises(ConfigError, match="cannot be read: No such file"):
             HangDebugConfig.from_file(tmp_path / "none.yaml")
 
     def test_pipe(self, tmp_path):
         """
-        A pipe that nobody writes to is not waited for.
+        A pipe without a writer is refused, and not waited for.
         """
         path = tmp_path / "pipe"
         os.mkfifo(path)

@@ -15,8 +15,14 @@ from distdebug._in_time import in_time
 from distdebug.bundle import Wanted
 from distdebug.errors import HookError
 from distdebug.findings import Cause
-from distdebug.watching import Duty, Hang, HangReason, Order, Response
-from distdebug.watching.hang import NotYet
+from distdebug.watching import (
+    Duty,
+    Hang,
+    HangReason,
+    NotYet,
+    Order,
+    Response,
+)
 
 
 REASON = HangReason(
@@ -36,9 +42,12 @@ def hang(cause=Cause.SLEEPING):
     return Hang(reason=REASON, folder=FOLDER, data={"verdict": verdict})
 
 
+EXPLAINED = Response("explained", "x", FOLDER, hang())
+
+
 class Watcher:
     """
-    A duty, with what it was answered, and whom it told.
+    A duty, the answers that it gets, and the hooks that it calls.
     """
 
     def __init__(self, *answers, hooks=(), patience_s=None):
@@ -67,7 +76,7 @@ class Watcher:
 class TestDuty:
     def test_explained(self):
         """
-        What was found is told to everybody, and not asked for again.
+        What was found goes to every hook, and is not asked for again.
         """
         found = hang()
         watcher = Watcher(Response("explained", "x", FOLDER, found))
@@ -77,7 +86,7 @@ class TestDuty:
 
     def test_healthy(self):
         """
-        Nobody is called for a job that goes on.
+        No hook is called for a job that makes progress.
         """
         found = hang(Cause.PROGRESSING)
         watcher = Watcher(Response("explained", "x", FOLDER, found))
@@ -135,7 +144,7 @@ class TestDuty:
         """
         others = Path("/shared/hang.2")
         watcher = Watcher(
-            Response("explained", "x", FOLDER, hang()),
+            EXPLAINED,
             Response("busy", "x"),
             Response("elsewhere", "x", others),
             Response("fine", "x"),
@@ -150,11 +159,11 @@ class TestDuty:
 
     def test_cannot_look(self, caplog):
         """
-        If nobody could look, that is told in one line, and tried again later.
+        If the look fails, that is logged in one line, and tried again later.
         """
         watcher = Watcher(
             OSError(28, "No space left on device"),
-            Response("explained", "x", FOLDER, hang()),
+            EXPLAINED,
         )
 
         assert NotYet(65.0) == watcher.duty(REASON)
@@ -177,7 +186,7 @@ class TestDuty:
             raise error
 
         watcher = Watcher(
-            Response("explained", "x", FOLDER, hang()),
+            EXPLAINED,
             hooks=(fail, told.append),
         )
 
@@ -189,11 +198,11 @@ class TestDuty:
 
     def test_hooks_first(self):
         """
-        Who is called does not wait for a log that nobody reads.
+        Hooks are called before anything is written to a log that may block.
         """
         calls = []
         watcher = Watcher(
-            Response("explained", "x", FOLDER, hang()),
+            EXPLAINED,
             hooks=(lambda _: calls.append("hook"),),
         )
         watcher.duty.tell = lambda _: calls.append("tell")
@@ -213,7 +222,7 @@ class TestDuty:
 
         told = []
         watcher = Watcher(
-            Response("explained", "x", FOLDER, hang()),
+            EXPLAINED,
             hooks=(leave, told.append),
         )
 
@@ -224,15 +233,13 @@ class TestDuty:
 
     def test_interrupted(self):
         """
-        Ctrl-C ends a side-car, also while it calls somebody.
+        Ctrl-C ends a side-car, also while it calls a hook.
         """
 
         def interrupt(_):
             raise KeyboardInterrupt
 
-        watcher = Watcher(
-            Response("explained", "x", FOLDER, hang()), hooks=(interrupt,)
-        )
+        watcher = Watcher(EXPLAINED, hooks=(interrupt,))
 
         with pytest.raises(KeyboardInterrupt):
             watcher.duty(REASON)
@@ -243,7 +250,7 @@ class TestDuty:
         """
         end, told = threading.Event(), []
         watcher = Watcher(
-            Response("explained", "x", FOLDER, hang()),
+            EXPLAINED,
             hooks=(lambda _: end.wait(30), told.append),
             patience_s=0.2,
         )
@@ -281,7 +288,7 @@ class TestHang:
 
     def test_remedy(self):
         """
-        How sure it is and what helps is told where it is known.
+        Confidence and remedy are shown where they are known.
         """
         found = hang()
         found.data["verdict"].update(

@@ -4,247 +4,90 @@ What GPUs show, with a driver that is made up.
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 import threading
 import time
 
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 
-from distdebug.health.gpu import read
 from distdebug.watching import GpuActivity, ProgressSensor
-from distdebug.watching.senses.gpu_load import GpuLoad, gpu_loads
 
 
-class Driver:
+SHELL = shutil.which("sh")
+
+
+def fake_nvml(*gpus, is_there=True):
     """
-    GPUs that do as planned, and the time.
+    As much of NVIDIA's library as is used; each GPU shows its load, that of
+    its memory, and its processes.
     """
+    nvml = SimpleNamespace(gpus=gpus, opened=0, NVMLError=LookupError)
 
-    def __init__(self, *looks):
-        self.looks = [[GpuLoad(*x) for x in look] for look in looks]
-        self.now = 0.0
-        self.asked = 0
-
-    def ask(self, pids, *, timeout_s):
-        """
-        The next loads; what is planned to fail does.
-        """
-        self.asked += 1
-        if not self.looks:
-            raise TimeoutError
-
-        return tuple(self.looks.pop(0))
-
-    def counts(self):
-        """
-        What is sensed at each look.
-        """
-        sense = GpuActivity(ask=self.ask)
-        return [sense([7]) for _ in list(self.looks)]
-
-
-def looks(*pairs):
-    """
-    Looks at a single GPU.
-    """
-    return [[("0", *pair)] for pair in pairs]
-
-
-class TestActivity:
-    def test_training(self):
-        """
-        Steady work counts at each look, though the figures stay the same.
-        """
-        driver = Driver(*looks((99, 45), (99, 45), (99, 44)))
-
-        assert [1, 2, 3] == driver.counts()
-
-    @pytest.mark.parametrize(
-        "hung",
-        [
-            [(100, 0), (100, 0), (100, 0), (100, 0)],
-            [(100, 1), (99, 0), (96, 2), (98, 1)],
-            [(0, 0), (0, 0), (0, 0), (0, 0)],
-            [(96, None), (96, None), (95, None), (96, None)],
-            [(49, 0), (50, 0), (49, 0), (50, 0)],
-        ],
-    )
-    def test_waiting(self, hung):
-        """
-        A kernel that spins, and an idle GPU, count never.
-        """
-        assert [0, 0, 0, 0] == Driver(*looks(*hung)).counts()
-
-    def test_begins_to_wait(self):
-        """
-        That work ends is a change, but only one.
-        """
-        driver = Driver(*looks((97, 40), (100, 0), (100, 0), (100, 1)))
-
-        assert [1, 2, 2, 2] == driver.counts()
-
-    def test_light_work(self):
-        """
-        Work with gaps shows by its changes.
-        """
-        driver = Driver(*looks((0, 0), (30, 2), (0, 0), (3, 0), (12, 1)))
-
-        assert [0, 1, 2, 2, 3] == driver.counts()
-
-    def test_slow_change(self):
-        """
-        Small changes add up, because each is compared with what was noted.
-        """
-        driver = Driver(*looks((80, 0), (84, 0), (87, 0), (91, 0), (94, 0)))
-
-        assert [0, 0, 1, 1, 2] == driver.counts()
-
-    def test_one_of_many(self):
-        """
-        One GPU that works is enough, and all are noted meanwhile.
-        """
-        driver = Driver(
-            [("0", 100, 30), ("1", 100, 0)],
-            [("0", 100, 0), ("1", 0, 0)],
-            [("0", 100, 0), ("1", 0, 0)],
-        )
-
-        assert [1, 2, 2] == driver.counts()
-
-    def test_comes_and_goes(self):
-        """
-        A figure that is not always told is no change for that.
-        """
-        driver = Driver(*looks((100, 0), (100, None), (100, 0), (None, 0)))
-
-        assert [0, 0, 0, 0] == driver.counts()
-
-    def test_split_up(self):
-        """
-        GPUs that tell nothing tell nothing of work either.
-        """
-        driver = Driver(*looks((None, None), (None, None)), [])
-
-        assert [None, None, None] == driver.counts()
-
-    def test_pause(self):
-        """
-        Whoever does not answer is asked ever more rarely, up to an hour.
-        """
-        driver = Driver()
-        sense = GpuActivity(ask=driver.ask, clock=lambda: driver.now)
-        asked_at = []
-        for minute in range(260):
-            driver.now = minute * 60.0
-            before = driver.asked
-            assert sense([7]) is None
-            if driver.asked > before:
-                asked_at.append(minute)
-
-        assert [0, 1, 3, 7, 15, 31, 63, 123, 183, 243] == asked_at
-
-    def test_answers_again(self):
-        """
-        After an answer, the next silence is short again.
-        """
-        driver = Driver()
-        sense = GpuActivity(ask=driver.ask, clock=lambda: driver.now)
-        got = []
-        for driver.now in (0.0, 60.0, 180.0, 190.0, 200.0, 260.0):
-            if driver.now in {180.0, 260.0}:
-                driver.looks = [[GpuLoad("0", 50, 50)]]
-            got.append(sense([7]))
-
-        assert [None, None, 1, None, None, 2] == got
-
-    def test_with_a_sensor(self):
-        """
-        A job that trains is not stuck, and is once its GPUs only wait.
-        """
-        busy, waits = [("0", 99, 41)], [("0", 100, 0)]
-        driver = Driver(*[busy] * 20, *[waits] * 10)
-        sense, sensor = GpuActivity(ask=driver.ask), ProgressSensor()
-        hung = []
-        for look in range(30):
-            sensor.saw(look * 10.0, sense([7]))
-            hung.append(sensor.is_hung(look * 10.0))
-
-        assert [27, 28, 29] == [look for look, is_ in enumerate(hung) if is_]
-
-
-class FakeNvml(ModuleType):
-    """
-    As much of NVIDIA's library as is asked for.
-    """
-
-    class NVMLError(Exception):
-        """
-        Any error.
-        """
-
-    def __init__(self, *gpus, is_there=True):
-        super().__init__("pynvml")
-        self.gpus = gpus
-        self.is_there = is_there
-        self.opened = 0
-        self.nvmlInit = self.init
-        self.nvmlShutdown = self.shutdown
-        self.nvmlDeviceGetCount = self.count
-        self.nvmlDeviceGetHandleByIndex = self.gpu
-        self.nvmlDeviceGetComputeRunningProcesses = self.users
-        self.nvmlDeviceGetUtilizationRates = self.rates
-        self.nvmlDeviceGetMemoryInfo = self.gpus.__getitem__
-
-    def check(self, *, is_fine):
-        """
-        Fail as the library does.
-        """
+    def check(is_fine, value=None):
         if not is_fine:
-            raise self.NVMLError
+            raise LookupError
+        return value
 
-    def init(self):
-        """
-        Load the driver.
-        """
-        self.check(is_fine=self.is_there)
-        self.opened += 1
+    def init(opened=1):
+        check(is_there)
+        nvml.opened += opened
 
-    def shutdown(self):
-        """
-        Leave the driver alone.
-        """
-        self.opened -= 1
+    def rates(index):
+        computing, memory = nvml.gpus[index][:2]
+        told = SimpleNamespace(gpu=computing, memory=memory)
+        return check(computing is not None, told)
 
-    def count(self):
-        """
-        How many GPUs there are.
-        """
-        self.check(is_fine=self.gpus != ("none",))
-        return len(self.gpus)
+    nvml.nvmlInit = init
+    nvml.nvmlShutdown = lambda: init(-1)
+    nvml.nvmlDeviceGetCount = lambda: check(
+        nvml.gpus != ("none",), len(nvml.gpus)
+    )
+    nvml.nvmlDeviceGetHandleByIndex = lambda index: check(
+        nvml.gpus[index] is not None, index
+    )
+    nvml.nvmlDeviceGetMemoryInfo = lambda index: nvml.gpus[index]
+    nvml.nvmlDeviceGetUtilizationRates = rates
+    nvml.nvmlDeviceGetComputeRunningProcesses = lambda index: [
+        SimpleNamespace(pid=pid, usedGpuMemory=None)
+        for pid in nvml.gpus[index][2:]
+    ]
+    return nvml
 
-    def gpu(self, index):
-        """
-        One of them.
-        """
-        self.check(is_fine=self.gpus[index] is not None)
-        return index
 
-    def users(self, index):
-        """
-        Who uses it.
-        """
-        pids = self.gpus[index][2:]
-        return [SimpleNamespace(pid=pid, usedGpuMemory=None) for pid in pids]
+class FakeTool:
+    """
+    An ``nvidia-smi`` that prints what is in files.
+    """
 
-    def rates(self, index):
+    def __init__(self, folder):
+        self.folder = folder
+        self.asked = folder / "asked"
+        self.shows()
+
+    def shows(self, *rows, apps=(), code="exit 0"):
         """
-        How busy it is; a GPU that is split up cannot tell.
+        Have these GPUs, or messages, and what uses them.
         """
-        computing, memory = self.gpus[index][:2]
-        self.check(is_fine=computing is not None)
-        return SimpleNamespace(gpu=computing, memory=memory)
+        lines = [
+            f"{number}, {row}, Disabled" if "," in row else row
+            for number, row in enumerate(rows)
+        ]
+        users = [f"{app}, 900" if "," in app else app for app in apps]
+        loads = "\n".join(lines)
+        (self.folder / "nvidia-smi").write_text(
+            f"#!{SHELL}\n"
+            f"echo \"$@\" >> '{self.asked}'\n"
+            'case "$1" in\n'
+            "*compute-apps*) printf '%s\\n' "
+            f"'{chr(10).join(users)}'; exit ;;\n"
+            f"*) printf '%s\\n' '{loads}' ;;\n"
+            f"esac\n{code}\n"
+        )
+        (self.folder / "nvidia-smi").chmod(0o755)
 
 
 @pytest.fixture(autouse=True)
@@ -253,17 +96,7 @@ def _no_driver(monkeypatch, tmp_path):
     Neither library nor tool of the machine the tests run on.
     """
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    find = read.find_tool
-    monkeypatch.setattr(
-        read,
-        "find_tool",
-        lambda name: (
-            tool
-            if (tool := find(name)) and tool.startswith(str(tmp_path))
-            else None
-        ),
-    )
+    monkeypatch.setenv("PATH", str(tmp_path))
 
 
 @pytest.fixture(name="use_library")
@@ -273,101 +106,200 @@ def _use_library(monkeypatch):
     """
 
     def use(*gpus, **kwargs):
-        fake = FakeNvml(*gpus, **kwargs)
+        fake = fake_nvml(*gpus, **kwargs)
         monkeypatch.setitem(sys.modules, "pynvml", fake)
         return fake
 
     return use
 
 
-@pytest.fixture(name="use_tool")
-def _use_tool(tmp_path):
+@pytest.fixture(name="tool")
+def _tool(tmp_path):
     """
     Have an ``nvidia-smi``.
     """
+    return FakeTool(tmp_path)
 
-    def table(rows, form):
-        # A message instead of a row stays as it is.
-        lines = rows.split("\\n")
-        return "\\n".join(
-            form.format(i, x) if "," in x else x for i, x in enumerate(lines)
-        )
 
-    def use(loads, apps="", *, code="exit 0"):
-        loads = table(loads, "{0}, {1}, Disabled")
-        apps = table(apps, "{1}, 900")
-        tool = tmp_path / "nvidia-smi"
-        tool.write_text(
-            "#!/bin/sh\n"
-            f"echo \"$@\" >> '{tmp_path}/asked'\n"
-            'case "$1" in\n'
-            f"*compute-apps*) printf '{apps}'; exit ;;\n"
-            f"*) printf '{loads}' ;;\n"
-            f"esac\n{code}\n"
-        )
-        tool.chmod(0o755)
-        return tmp_path / "asked"
+@pytest.fixture(name="counts")
+def _counts(tool):
+    """
+    What is sensed at each look at GPUs that show these figures.
+    """
 
-    return use
+    def counts(*looks):
+        sense, got = GpuActivity(), []
+        for look in looks:
+            figures = [look] if isinstance(look, tuple) else look
+            tool.shows(
+                *(
+                    f"GPU-{number}, {', '.join(map(str, pair))}"
+                    for number, pair in enumerate(figures)
+                )
+            )
+            got.append(sense([7]))
+        return got
+
+    return counts
+
+
+class TestActivity:
+    @pytest.mark.process
+    @pytest.mark.parametrize(
+        ("looks", "expected"),
+        [
+            pytest.param(
+                [(99, 45), (99, 45), (99, 44)], [1, 2, 3], id="training"
+            ),
+            pytest.param(
+                [(97, 40), (100, 0), (100, 0), (100, 1)],
+                [1, 2, 2, 2],
+                id="begins to wait",
+            ),
+            pytest.param(
+                [(0, 0), (30, 2), (0, 0), (3, 0), (12, 1)],
+                [0, 1, 2, 2, 3],
+                id="gaps",
+            ),
+            pytest.param(
+                [(80, 0), (84, 0), (87, 0), (91, 0), (94, 0)],
+                [0, 0, 1, 1, 2],
+                id="small changes add up",
+            ),
+            pytest.param(
+                [
+                    [(100, 30), (100, 0)],
+                    [(100, 0), (0, 0)],
+                    [(100, 0), (0, 0)],
+                ],
+                [1, 2, 2],
+                id="one of many, and all are noted",
+            ),
+        ],
+    )
+    def test_works(self, counts, looks, expected):
+        """
+        Work counts at each look, by the use of memory or by a change.
+        """
+        assert expected == counts(*looks)
+
+    @pytest.mark.process
+    @pytest.mark.parametrize(
+        "hung",
+        [
+            [(100, 0), (100, 0), (100, 0), (100, 0)],
+            [(100, 1), (99, 0), (96, 2), (98, 1)],
+            [(0, 0), (0, 0), (0, 0), (0, 0)],
+            [(96, "[N/A]"), (96, "[N/A]"), (95, "[N/A]"), (96, "[N/A]")],
+            [(49, 0), (50, 0), (49, 0), (50, 0)],
+            [(100, 0), (100, "[N/A]"), (100, 0), ("[N/A]", 0)],
+        ],
+    )
+    def test_waiting(self, counts, hung):
+        """
+        A kernel that spins, an idle GPU, and a figure that is sometimes
+        missing never count.
+        """
+        assert [0, 0, 0, 0] == counts(*hung)
+
+    def test_pause(self):
+        """
+        A driver that does not answer is asked ever more rarely, up to an hour.
+        """
+        now, asked_at = 0.0, []
+
+        def ask(pids, *, timeout_s):
+            asked_at.append(now / 60)
+            raise TimeoutError
+
+        sense = GpuActivity(ask=ask, clock=lambda: now)
+        for minute in range(260):
+            now = minute * 60.0
+            assert sense([7]) is None
+
+        assert [0, 1, 3, 7, 15, 31, 63, 123, 183, 243] == asked_at
+
+    @pytest.mark.process
+    def test_answers_again(self, tool):
+        """
+        After an answer, the next silence is short again.
+        """
+        now, got = 0.0, []
+        sense = GpuActivity(clock=lambda: now)
+        for now in (0.0, 60.0, 180.0, 190.0, 200.0, 260.0):
+            works = now in {180.0, 260.0}
+            tool.shows("GPU-a, 50, 50", code="exit" if works else "exit 9")
+            got.append(sense([7]))
+
+        assert [None, None, 1, None, None, 2] == got
+
+    def test_with_a_sensor(self, use_library):
+        """
+        A job that trains is not stuck, and is once its GPUs only wait.
+        """
+        fake = use_library()
+        sense, sensor = GpuActivity(), ProgressSensor()
+        hung = []
+        for look in range(30):
+            fake.gpus = ((99, 41) if look < 20 else (100, 0),)
+            sensor.saw(look * 10.0, sense([7]))
+            hung.append(sensor.is_hung(look * 10.0))
+
+        assert [27, 28, 29] == [look for look, is_ in enumerate(hung) if is_]
 
 
 class TestLibrary:
-    def test_all(self, use_library):
+    @pytest.mark.parametrize(
+        ("gpus", "expected"),
+        [
+            pytest.param(
+                [(100, 0, 70), (35, 12), (0, 0)], 1, id="not known to be ours"
+            ),
+            pytest.param(
+                [(100, 0, 7), (35, 12, 70), (0, 0, 71, 8)], 0, id="only ours"
+            ),
+            pytest.param(
+                [None, (None, None, 70), (35, 12)], 1, id="lost and split up"
+            ),
+            pytest.param([(None, None)], None, id="split up alone"),
+        ],
+    )
+    def test_gpus(self, use_library, gpus, expected):
         """
-        If no process is known to use a GPU, all are told.
+        Only GPUs that the processes use count, or all if none is known to be
+        used by them; one without figures does not hide the others.
         """
-        fake = use_library((100, 0, 70), (35, 12), (0, 0))
+        fake = use_library(*gpus)
 
-        got = gpu_loads([7], timeout_s=5)
-
-        assert (("0", 100, 0), ("1", 35, 12), ("2", 0, 0)) == got
+        assert expected == GpuActivity()([7, 8])
         assert 0 == fake.opened
 
-    def test_ours(self, use_library):
-        """
-        Otherwise only the GPUs that the processes use.
-        """
-        use_library((100, 0, 7), (35, 12, 70), (0, 0, 71, 8))
-
-        got = gpu_loads([7, 8], timeout_s=5)
-
-        assert (("0", 100, 0), ("2", 0, 0)) == got
-
-    def test_lost_and_split(self, use_library):
-        """
-        A GPU that is lost or split up does not hide the others.
-        """
-        use_library(None, (None, None, 70), (35, 12))
-
-        got = gpu_loads([7], timeout_s=5)
-
-        assert (("0", None, None), ("1", None, None), ("2", 35, 12)) == got
-
+    @pytest.mark.process
     @pytest.mark.parametrize(
         ("gpus", "is_there"), [([(1, 1)], False), (["none"], True)]
     )
-    def test_no_driver(self, use_library, use_tool, gpus, is_there):
+    def test_no_driver(self, use_library, tool, gpus, is_there):
         """
         If the library finds no driver, the tool may.
         """
         use_library(*gpus, is_there=is_there)
-        use_tool("GPU-a, 100, 0\\n")
+        tool.shows("GPU-a, 100, 50")
 
-        assert (("GPU-a", 100, 0),) == gpu_loads([7], timeout_s=5)
+        assert 1 == GpuActivity()([7])
 
-    def test_hangs(self, use_library, use_tool):
+    def test_hangs(self, use_library, tool):
         """
         A driver that hangs is left, and not asked once more by the tool.
         """
         fake, end = use_library((1, 1)), threading.Event()
         fake.nvmlInit = end.wait
-        asked = use_tool("")
+        sense = GpuActivity(timeout_s=0.1)
 
-        with pytest.raises(TimeoutError):
-            gpu_loads([7], timeout_s=0.1)
-
+        seen = [sense([7]), sense([7])]
         end.set()
-        assert not asked.exists()
+
+        assert [None, None] == seen
+        assert not tool.asked.exists()
 
 
 class TestTool:
@@ -375,94 +307,93 @@ class TestTool:
         """
         Without library and tool, nothing is known.
         """
-        assert gpu_loads([7], timeout_s=5) is None
+        assert GpuActivity()([7]) is None
 
-    def test_one(self, use_tool):
+    @pytest.mark.process
+    def test_one(self, tool):
         """
         One GPU takes one call.
         """
-        asked = use_tool("GPU-1b, 98, 37\\n")
+        tool.shows("GPU-1b, 98, 37")
 
-        assert (("GPU-1b", 98, 37),) == gpu_loads([7], timeout_s=5)
+        assert 1 == GpuActivity()([7])
         expected = (
             "--query-gpu=index,uuid,utilization.gpu,utilization.memory,"
             "mig.mode.current --format=csv,noheader,nounits\n"
         )
-        assert expected == asked.read_text()
+        assert expected == tool.asked.read_text()
 
+    @pytest.mark.process
     @pytest.mark.parametrize(
         ("apps", "expected"),
         [
-            ("GPU-a, 7\\nGPU-b, 70\\nGPU-a, 9\\n", ["GPU-a"]),
-            ("GPU-a, 70\\nGPU-b, 77\\n", ["GPU-a", "GPU-b"]),
-            ("GPU-a, [N/A]\\n\\n", ["GPU-a", "GPU-b"]),
-            ("", ["GPU-a", "GPU-b"]),
+            (["GPU-a, 7", "GPU-b, 70", "GPU-a, 9"], 0),
+            (["GPU-a, 70", "GPU-b, 77"], 1),
+            (["GPU-a, [N/A]", ""], 1),
+            ([], 1),
         ],
     )
-    def test_ours(self, use_tool, apps, expected):
+    def test_ours(self, tool, apps, expected):
         """
         Only the GPUs of the processes, if any of them is known to use one.
         """
-        use_tool("GPU-a, 100, 0\\nGPU-b, 50, 20\\n", apps)
+        tool.shows("GPU-a, 100, 0", "GPU-b, 50, 20", apps=apps)
 
-        got = gpu_loads([7, 8, 9], timeout_s=5)
+        assert expected == GpuActivity()([7, 8, 9])
 
-        assert expected == [load.name for load in got]
-
-    def test_not_told(self, use_tool):
+    @pytest.mark.process
+    @pytest.mark.parametrize(
+        ("row", "expected"),
+        [
+            ("GPU-a, [N/A], [N/A]", None),
+            ("GPU-a, 96, [Not Supported]", 0),
+            ("GPU-a, [Unknown Error], 30", 1),
+            ("GPU-a, 1e9, -3", None),
+            ("Unable to determine the device handle", None),
+        ],
+    )
+    def test_not_told(self, tool, row, expected):
         """
-        What a GPU does not tell is missing, and other lines do not count.
+        A figure that a GPU does not show is missing, and other lines do not
+        count.
         """
-        use_tool(
-            "GPU-a, [N/A], [N/A]\\nGPU-b, 96, [Not Supported]\\n"
-            "GPU-c, [Unknown Error], 3\\nGPU-d, 1e9, -3\\n"
-            "Unable to determine the device handle\\n"
-        )
+        tool.shows(row)
 
-        got = gpu_loads([7], timeout_s=5)
+        assert expected == GpuActivity()([7])
 
-        expected = (
-            ("GPU-a", None, None),
-            ("GPU-b", 96, None),
-            ("GPU-c", None, 3),
-            ("GPU-d", None, None),
-        )
-        assert expected == got
-
-    def test_no_driver(self, use_tool):
+    @pytest.mark.process
+    def test_no_driver(self, tool):
         """
-        A tool that finds no driver tells nothing.
+        A tool that finds no driver yields nothing.
         """
-        use_tool("NVIDIA-SMI has failed because it cannot", code="exit 9")
+        tool.shows("NVIDIA-SMI has failed because it cannot", code="exit 9")
 
-        assert gpu_loads([7], timeout_s=5) is None
+        assert GpuActivity()([7]) is None
 
-    def test_no_program(self, use_tool):
+    @pytest.mark.process
+    def test_no_program(self, tool):
         """
-        A tool that cannot be started tells nothing.
+        A tool that cannot be started yields nothing.
         """
-        asked = use_tool("")
-        asked.with_name("nvidia-smi").write_bytes(b"\x7fELF\0")
+        (tool.folder / "nvidia-smi").write_bytes(b"\x7fELF\0")
 
-        assert gpu_loads([7], timeout_s=5) is None
+        assert GpuActivity()([7]) is None
 
-    def test_hangs(self, use_tool):
+    @pytest.mark.process
+    def test_hangs(self, tool):
         """
         A tool that hangs with its driver is ended in time.
         """
-        use_tool("GPU-a, 1, 2", code="exec sleep 600")
+        sleep = shutil.which("sleep", path="/usr/bin:/bin")
+        tool.shows(
+            "GPU-a, 1, 50", code=f"echo $$ >> '{tool.asked}'; exec {sleep} 600"
+        )
 
         start = time.monotonic()
-        with pytest.raises(TimeoutError, match=r"within 0\.5 s"):
-            gpu_loads([7], timeout_s=0.5)
+        got = GpuActivity(timeout_s=0.5)([7])
 
+        assert got is None
         assert time.monotonic() - start < 30
-
-    def test_sensed(self, use_tool):
-        """
-        Without any plan, the sense asks the tool.
-        """
-        use_tool("GPU-a, 99, 40\\n")
-        sense = GpuActivity()
-
-        assert [1, 2] == [sense([7]), sense([7])]
+        pid = tool.asked.read_text().split()[-1]
+        with pytest.raises(ProcessLookupError):
+            os.kill(int(pid), 0)

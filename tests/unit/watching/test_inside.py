@@ -7,6 +7,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -14,50 +15,38 @@ import time
 
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 import distdebug
 
 from distdebug import watch
-from distdebug.errors import CaptureError, ConfigError
-from distdebug.findings import Cause
-from distdebug.flight_recorder import plan_flight_recorder
-from distdebug.flight_recorder.recording.current import (
-    Recording,
-    begin_recording,
-    end_recording,
+from distdebug.errors import ConfigError
+from distdebug.flight_recorder import (
+    disable_flight_recorder,
+    enable_flight_recorder,
 )
-from distdebug.watching import Hang, HangDebugConfig, Response
-from distdebug.watching import inside as module
-from distdebug.watching import log as log_room
-from distdebug.watching.senses import sources
+from distdebug.watching import Hang, HangDebugConfig, Watch, inside, log
 
 
 NAME = "distdebug watch"
-FOLDER = Path("/shared/hang")
 PATIENCE_S = 30
 QUICK = {"floor_s": 0.1, "start_s": 0.1, "poll_s": 0.05}
+SLOW = {"floor_s": 20.0, "poll_s": 0.05}
 
 
 class Rank:
     """
-    What this process shows, and how often somebody looked at it.
+    What this process shows, and how often it was looked at.
     """
 
     def __init__(self):
-        self.moves, self.looks, self.pids = False, 0, set()
-        self.asked = []
-        self.answers = []
-        self.stop = None
+        self.moves, self.looks = False, 0
         self._seen = threading.Condition()
 
-    def switches(self, pids):
-        """
-        Show whether the main thread moves.
-        """
+    def __call__(self):
         with self._seen:
-            self.pids.add(tuple(pids))
             self.looks += 1
             self._seen.notify_all()
             return self.looks if self.moves else 7
@@ -70,28 +59,6 @@ class Rank:
             end = self.looks + count
             assert self._seen.wait_for(lambda: self.looks >= end, PATIENCE_S)
 
-    def ask(self, reason, order, stop):
-        """
-        Answer instead of a child.
-        """
-        self.asked.append((reason, order))
-        self.stop = stop
-        answer = self.answers.pop(0) if self.answers else hanging
-        if callable(answer):
-            answer = answer(reason)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-
-def hanging(reason):
-    """
-    It hangs.
-    """
-    verdict = {"cause": Cause.SLEEPING, "summary": "rank 3 sleeps"}
-    hang = Hang(reason=reason, folder=FOLDER, data={"verdict": verdict})
-    return Response("explained", "rank 3 sleeps", FOLDER, hang)
-
 
 def threads():
     """
@@ -100,131 +67,130 @@ def threads():
     return [x for x in threading.enumerate() if x.name == NAME]
 
 
+def wait_until(is_there):
+    """
+    Wait until something is there, and return it.
+    """
+    end = time.monotonic() + PATIENCE_S
+    while not (seen := is_there()):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    return seen
+
+
 @pytest.fixture(name="rank")
-def _rank(monkeypatch):
+def _rank(no_rank):
     """
-    This process, which shows nothing but its main thread.
+    This process, which shows nothing but what a test sets.
     """
-    rank = Rank()
-    for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(module, "read_progress", lambda: None)
-    monkeypatch.setattr(module, "switches", rank.switches)
-    monkeypatch.setattr(module, "ask_child", rank.ask)
-    monkeypatch.setattr(sources, "_beats", [0])
-    yield rank
+    yield Rank()
     assert [] == threads()
 
 
-class Told:
-    """
-    A hook that takes note, and can be waited for.
-    """
-
-    def __init__(self, error=None):
-        self.hangs, self.threads, self.error = [], [], error
-        self._event = threading.Event()
-
-    def __call__(self, hang):
-        self.hangs.append(hang)
-        self.threads.append(threading.current_thread().name)
-        self._event.set()
-        if self.error is not None:
-            raise self.error
-
-    def wait(self):
-        """
-        Wait until it was called.
-        """
-        assert self._event.wait(PATIENCE_S)
-
-
 class TestWatch:
-    def test_hang(self, rank, caplog):
+    @pytest.mark.process
+    @pytest.mark.parametrize(
+        ("number", "name"), [(None, "this process"), ("3", "rank 3")]
+    )
+    def test_hang(
+        self, rank, fake_child, told, *, caplog, monkeypatch, number, name
+    ):
         """
-        A stall is looked at once, and told once, not on the main thread.
+        A stall is looked at once, and reported once, not on the main thread.
         """
-        told = Told()
+        if number:
+            monkeypatch.setenv("RANK", number)
 
-        with watch(on_hang=told, **QUICK) as watching:
+        with watch(sense=rank, on_hang=told, **QUICK) as watching:
             told.wait()
             rank.wait_for_looks(5)
 
-        ((reason, order),) = rank.asked
-        assert {(os.getpid(),)} == rank.pids
-        assert ("no progress", (os.getpid(),)) == (reason.kind, reason.pids)
-        assert os.getpid() == order.inside
+        (task,) = fake_child.tasks
+        reason = task["reason"]
+        assert ("no progress", [os.getpid()]) == (
+            reason["kind"],
+            reason["pids"],
+        )
+        assert [name] == [stalled for stalled, _ in reason["stalled"]]
+        assert os.getpid() == task["order"]["inside"]
         assert ["distdebug"] == told.threads
         assert tuple(told.hangs) == watching.hangs
-        assert "distdebug: no progress for 0 s: rank 3 sleeps" in caplog.text
+        assert re.search(r"no progress for \d+ s: rank 3 sleeps", caplog.text)
         assert "  see /shared/hang/REPORT.txt" in caplog.text
 
-    def test_moves(self, rank):
+    def test_moves(self, rank, fake_child, caplog):
         """
-        As long as it moves, nobody is asked.
+        As long as it moves, no child is started, and the log stays empty.
         """
+        caplog.set_level(logging.INFO, "distdebug")
         rank.moves = True
 
-        with watch(floor_s=20.0, start_s=20.0, poll_s=0.05) as watching:
+        with watch(sense=rank, start_s=20.0, **SLOW) as watching:
             rank.wait_for_looks(5)
 
-        assert [] == rank.asked
+        assert [] == fake_child.tasks
         assert () == watching.hangs
+        assert "" == caplog.text
 
-    def test_several_hooks(self, rank, caplog):
+    @pytest.mark.process
+    def test_several_hooks(self, rank, fake_child, told, told_by, caplog):
         """
         A hook that fails costs neither the others nor the watch.
         """
-        first, last = Told(ValueError("a bug")), Told()
+        first = told_by(ValueError("a bug"))
 
-        with watch(on_hang=[first, last], **QUICK):
-            last.wait()
+        with watch(sense=rank, on_hang=[first, told], **QUICK):
+            told.wait()
             rank.wait_for_looks(3)
             (thread,) = threads()
             assert thread.is_alive()
 
-        assert (1, 1) == (len(first.hangs), len(last.hangs))
+        assert (1, 1) == (len(first.hangs), len(told.hangs))
         assert "a hook failed" in caplog.text
 
-    def test_child_fails(self, rank, caplog):
+    @pytest.mark.process
+    def test_child_fails(self, rank, fake_child, told, caplog):
         """
         If the child fails, another one is asked when it has lasted on.
         """
-        told = Told()
-        rank.answers = [CaptureError("no answer"), Response("fine", "slow")]
+        fine = '{"outcome": "fine", "summary": "", "bundle": null, "hang": '
+        fake_child.does(
+            "echo 'no answer' >&2; exit 1",
+            f"echo; echo \"$mark\" '{fine} null}}'; exit",
+        )
 
-        with watch(on_hang=told, **QUICK):
+        with watch(sense=rank, on_hang=told, **QUICK):
             told.wait()
 
-        stalls = [reason.stalled[0][1] for reason, _ in rank.asked]
+        stalls = [x["reason"]["stalled"][0][1] for x in fake_child.tasks]
         assert 3 == len(stalls)
         assert stalls[1] > 2 * stalls[0]
         assert stalls[2] > 2 * stalls[1]
         assert "no answer" in caplog.text
 
-    def test_wait(self, rank, tmp_path):
+    @pytest.mark.process
+    def test_wait(self, rank, fake_child, told, tmp_path):
         """
-        A configuration tells when to look in any case, and where to write.
+        A configuration sets when to look in any case, and where to write.
         """
         rank.moves = True
-        told = Told()
         config = HangDebugConfig(enabled=True, wait_seconds=0.01)
 
         with watch(
-            config, log_dir=tmp_path, on_hang=told, poll_s=0.05
+            config, log_dir=tmp_path, on_hang=told, sense=rank, poll_s=0.05
         ) as watching:
             told.wait()
 
-        ((reason, order),) = rank.asked
-        assert "wait" == reason.kind
-        assert tmp_path / "backtraces" == order.output_dir
+        (task,) = fake_child.tasks
+        assert "wait" == task["reason"]["kind"]
+        assert str(tmp_path / "backtraces") == task["order"]["output_dir"]
         assert 1 == len(watching.hangs)
 
     def test_disabled(self, rank):
         """
         A configuration that does not ask for it starts nothing.
         """
-        with watch(HangDebugConfig(), **QUICK) as watching:
+        with watch(HangDebugConfig(), sense=rank, **QUICK) as watching:
             assert [] == threads()
             watching.step()
 
@@ -235,29 +201,21 @@ class TestWatch:
         """
         Whatever goes wrong in the watch, the job goes on.
         """
+        wait = threading.Event.wait
 
-        def fail(*_, **__):
-            raise RuntimeError
+        def fail(event, timeout=None):
+            # Not where it starts a thread itself, for the log.
+            if timeout and threading.current_thread().name == NAME:
+                raise RuntimeError
+            return wait(event, timeout)
 
-        monkeypatch.setattr(module, "watch_processes", fail)
+        monkeypatch.setattr(threading.Event, "wait", fail)
 
-        with watch(**QUICK):
+        with watch(sense=rank, **SLOW):
             for thread in threads():
                 thread.join(PATIENCE_S)
 
         assert "the watch has ended" in caplog.text
-
-    def test_closed_before(self, rank):
-        """
-        Who is closed starts no child any more.
-        """
-        watching = watch(floor_s=20.0)
-        watching.close()
-
-        with pytest.raises(CaptureError, match="closed"):
-            watching._look(None, None)
-
-        assert [] == rank.asked
 
     @pytest.mark.parametrize(
         "options",
@@ -290,14 +248,25 @@ class TestWatch:
     )
     def test_mistake(self, rank, options):
         """
-        What makes no sense is told at once, and nothing starts.
+        What makes no sense is refused at once, and nothing starts; for the
+        text of a command, the remedy is to use `command_hook`.
         """
-        with pytest.raises(ConfigError):
+        with pytest.raises(ConfigError) as caught:
             watch(**options)
 
         assert [] == threads()
+        is_command = options == {"on_hang": "scancel"}
+        assert is_command == ("command_hook" in str(caught.value.remedy))
+
+    def test_public(self):
+        """
+        It is where users look for it.
+        """
+        assert distdebug.Watch is Watch
+        assert distdebug.Hang is Hang
 
 
+@pytest.mark.process
 class TestBlocked:
     """
     Whatever blocks for ever, the watch goes on, and the process ends.
@@ -306,10 +275,12 @@ class TestBlocked:
     @pytest.fixture(autouse=True)
     def short(self, monkeypatch):
         """
-        Nobody is waited for as long as in earnest.
+        Waits that take minutes in earnest are short.
         """
-        monkeypatch.setattr(module, "_HOOK_S", 0.2)
-        monkeypatch.setattr(log_room, "_PATIENCE_S", 0.2)
+        monkeypatch.setattr(inside, "_HOOK_S", 0.2)
+        monkeypatch.setattr(log, "_PATIENCE_S", 0.2)
+        quick = partial(inside.InTime, patience_s=0.01)
+        monkeypatch.setattr(inside, "InTime", quick)
 
     @pytest.fixture(name="end")
     def _end(self):
@@ -320,71 +291,42 @@ class TestBlocked:
         yield end
         end.set()
 
-    def test_hook(self, rank, end):
+    def test_hook(self, rank, fake_child, told, end):
         """
         A hook that blocks keeps neither the others nor the watch.
         """
-        told = Told()
+        hooks = [lambda _: end.wait(30), told]
 
-        with watch(on_hang=[lambda _: end.wait(30), told], **QUICK):
+        with watch(sense=rank, on_hang=hooks, **QUICK):
             told.wait()
             rank.wait_for_looks(3)
 
-    def test_close(self, rank, end, monkeypatch):
-        """
-        Who closes a watch waits 2 s for a hook, and not longer.
-        """
-        monkeypatch.setattr(module, "_HOOK_S", 30)
-        begun = threading.Event()
-
-        def block(_):
-            begun.set()
-            end.wait(30)
-
-        watching = watch(on_hang=block, **QUICK)
-        begun.wait(PATIENCE_S)
-        (thread,) = threads()
-
-        before = time.monotonic()
-        watching.close()
-
-        assert 5 > time.monotonic() - before
-        assert thread.is_alive()
-        end.set()
-        thread.join(PATIENCE_S)
-
-    def test_sense(self, rank, end, monkeypatch):
+    def test_sense(self, rank, fake_child, told, end):
         """
         What takes a lock that the job holds is not waited for.
         """
-        monkeypatch.setattr(
-            module, "InTime", partial(sources.InTime, patience_s=0.01)
-        )
-        told = Told()
 
-        def block():
-            end.wait(30)
-
-        with watch(sense=block, on_hang=told, **QUICK):
+        with watch(sense=lambda: end.wait(30), on_hang=told, **QUICK):
             told.wait()
-            rank.wait_for_looks(3)
             end.set()
 
-    def test_log(self, rank, end):
+        assert 1 == len(told.hangs)
+
+    def test_log(self, rank, fake_child, told, end):
         """
-        A log that nobody reads costs no hook, and not the watch.
+        A log that blocks costs no hook, and not the watch.
         """
 
         class Pipe(logging.Handler):
             def emit(self, record):
                 end.wait(30)
 
-        told, pipe = Told(), Pipe()
+        pipe = Pipe()
         logger = logging.getLogger("distdebug")
         logger.addHandler(pipe)
 
         try:
-            with watch(on_hang=told, **QUICK) as watching:
+            with watch(sense=rank, on_hang=told, **QUICK) as watching:
                 told.wait()
                 rank.wait_for_looks(3)
         finally:
@@ -393,7 +335,7 @@ class TestBlocked:
 
         assert 1 == len(watching.hangs)
 
-    def test_closed_log(self, rank, monkeypatch):
+    def test_closed_log(self, rank, fake_child, told_by, monkeypatch):
         """
         A log that is closed costs no hook, and not the watch.
         """
@@ -402,58 +344,98 @@ class TestBlocked:
             raise ValueError
 
         monkeypatch.setattr(logging.Logger, "callHandlers", fail)
-        told = Told(ValueError("a bug"))
+        told = told_by(ValueError("a bug"))
 
-        with watch(on_hang=told, **QUICK):
+        with watch(sense=rank, on_hang=told, **QUICK):
             told.wait()
             rank.wait_for_looks(3)
 
 
+@pytest.mark.process
+def test_close_during_hook(rank, fake_child):
+    """
+    Closing a watch waits 2 s for a hook, and not longer.
+    """
+    begun, end = threading.Event(), threading.Event()
+
+    def block(_):
+        begun.set()
+        end.wait(30)
+
+    watching = watch(sense=rank, on_hang=block, **QUICK)
+    begun.wait(PATIENCE_S)
+    (thread,) = threads()
+
+    before = time.monotonic()
+    watching.close()
+
+    assert 5 > time.monotonic() - before
+    assert thread.is_alive()
+    end.set()
+    thread.join(PATIENCE_S)
+
+
+@pytest.mark.process
 class TestOrder:
-    def order(self, **options):
+    @pytest.fixture(name="order")
+    def _order(self, rank, fake_child, told, tmp_path, monkeypatch):
         """
-        What a watch would take.
-        """
-        with watch(HangDebugConfig(), **options) as watching:
-            return watching._duty.order
-
-    def test_plain(self, rank, tmp_path, monkeypatch):
-        """
-        Where the job is when it starts, its snapshots are.
+        What a watch asks its child to take.
         """
         monkeypatch.chdir(tmp_path)
 
-        order = self.order(timeout_s=7.0)
+        def order(config=None, **options):
+            with watch(config, sense=rank, on_hang=told, **QUICK, **options):
+                told.wait()
+            return fake_child.tasks[0]["order"]
 
-        assert tmp_path / "backtraces" == order.output_dir
-        assert 7.0 == order.wanted.timeout_s
-        assert order.wanted.dump_dir is None
+        return order
 
-    def test_named(self, rank, tmp_path, monkeypatch):
+    @pytest.mark.parametrize(
+        ("options", "output_dir", "dump_dir", "logs"),
+        [
+            ({}, "backtraces", None, []),
+            ({"log_dir": "/logs"}, "/logs/backtraces", None, []),
+            (
+                {"output_dir": "a", "log_dir": "/logs", "dump_dir": "/d"},
+                *("a", "/d", []),
+            ),
+            (
+                {"logs": "train.log", "dump_dir": Path("d")},
+                *("backtraces", "d", ["train.log"]),
+            ),
+            (
+                {"config": {"enabled": True, "output_dir": "/x"}},
+                *("/x", None, []),
+            ),
+        ],
+    )
+    def test_paths(
+        self, order, tmp_path, *, options, output_dir, dump_dir, logs
+    ):
         """
-        What the caller names comes first; whole paths survive a chdir.
+        Where the job is when it starts, its snapshots are; what the caller
+        names comes first, and every path is a whole one.
         """
-        monkeypatch.chdir(tmp_path)
+        got = order(timeout_s=7.0, **options)
 
-        order = self.order(output_dir="a", log_dir="/logs", dump_dir="/d")
+        wanted = got["wanted"]
+        assert str(tmp_path / output_dir) == got["output_dir"]
+        assert (dump_dir and str(tmp_path / dump_dir)) == wanted["dump_dir"]
+        assert [str(tmp_path / log) for log in logs] == wanted["logs"]
+        assert 7.0 == wanted["timeout_s"]
 
-        assert (tmp_path / "a", Path("/d")) == (
-            order.output_dir,
-            order.wanted.dump_dir,
-        )
-
-    def test_chdir(self, rank, tmp_path, monkeypatch):
+    def test_job_file(self, order, tmp_path):
         """
-        One path need not be in a list, and is that of now.
+        The path of a job file will do.
         """
-        monkeypatch.chdir(tmp_path)
+        pytest.importorskip("yaml")
+        job = tmp_path / "job.yaml"
+        job.write_text("debug: {enabled: true, output_dir: /y}")
 
-        order = self.order(logs="train.log", dump_dir=Path("d"))
+        assert "/y" == order(job)["output_dir"]
 
-        assert (tmp_path / "train.log",) == order.wanted.logs
-        assert tmp_path / "d" == order.wanted.dump_dir
-
-    def test_gone(self, rank, tmp_path, monkeypatch):
+    def test_gone(self, order, tmp_path, monkeypatch):
         """
         Where the folder that the job is in is gone, whole paths are wanted.
         """
@@ -463,59 +445,29 @@ class TestOrder:
         folder.rmdir()
 
         with pytest.raises(ConfigError, match="nowhere") as caught:
-            self.order()
+            watch()
 
         assert "give a whole path" == caught.value.remedy
-        assert (
-            Path("/a") == self.order(log_dir="/b", output_dir="/a").output_dir
-        )
+        assert "/a" == order(log_dir="/b", output_dir="/a")["output_dir"]
 
-    def test_section(self, rank, tmp_path):
-        """
-        The section of a job file will do, or its path.
-        """
-        section = {"enabled": False, "output_dir": "/x"}
-        job = tmp_path / "job.yaml"
-        job.write_text("debug: {output_dir: /y}")
-
-        with watch(section) as watching:
-            first = watching._duty.order.output_dir
-        pytest.importorskip("yaml")
-        with watch(job) as watching:
-            second = watching._duty.order.output_dir
-
-        assert (Path("/x"), Path("/y")) == (first, second)
-
-    def test_command(self, rank):
-        """
-        Who gives the text of a command is told how to run one.
-        """
-        with pytest.raises(ConfigError) as caught:
-            watch(on_hang="scancel 5")
-
-        assert "command_hook" in caught.value.remedy
-
-    def test_recording(self, rank, tmp_path):
+    def test_recording(self, order, fake_torch, tmp_path):
         """
         Where this rank records, dumps are asked for.
         """
-        settings = plan_flight_recorder(
-            {}, "2.13", dump_dir=tmp_path / "d", token="1-2"
-        )
-        begin_recording(Recording(settings))
+        with mock.patch.dict(os.environ):
+            enable_flight_recorder(dump_dir=tmp_path / "d", extras=False)
+            try:
+                got = order()
+            finally:
+                disable_flight_recorder()
 
-        try:
-            order = self.order()
-        finally:
-            end_recording()
-
-        assert tmp_path / "d" == order.wanted.dump_dir
+        assert str(tmp_path / "d") == got["wanted"]["dump_dir"]
 
 
 class TestClose:
     def test_interrupted(self, rank, monkeypatch):
         """
-        Whoever presses Ctrl-C while a watch begins leaves none behind.
+        Ctrl-C while a watch begins leaves no thread behind.
         """
         start = threading.Thread.start
 
@@ -526,15 +478,31 @@ class TestClose:
         monkeypatch.setattr(threading.Thread, "start", interrupted)
 
         with pytest.raises(KeyboardInterrupt):
-            watch(floor_s=20.0, poll_s=0.05)
+            watch(**SLOW)
 
         assert [] == threads()
+
+    def test_no_thread(self, rank, monkeypatch, caplog):
+        """
+        Where no thread can be had, the job goes on, and the log says so.
+        """
+
+        def start(_):
+            raise RuntimeError
+
+        monkeypatch.setattr(threading.Thread, "start", start)
+
+        with watch(**SLOW) as watching:
+            watching.step()
+
+        assert () == watching.hangs
+        assert "nobody watches this rank" in caplog.text
 
     def test_twice(self, rank):
         """
         A watch that is closed looks no more, however often it is closed.
         """
-        watching = watch(floor_s=20.0, poll_s=0.05)
+        watching = watch(sense=rank, **SLOW)
         rank.wait_for_looks(2)
 
         watching.close()
@@ -547,55 +515,51 @@ class TestClose:
 
     def test_long_poll(self, rank):
         """
-        Nobody waits for the next look.
+        Closing does not wait for the next look.
         """
-        watching = watch(floor_s=1e5, poll_s=1e5)
+        watching = watch(sense=rank, floor_s=1e5, poll_s=1e5)
 
         watching.close()
 
         assert [] == threads()
         assert 1 >= rank.looks
 
-    def test_in_hook(self, rank, caplog):
+    @pytest.mark.process
+    def test_in_hook(self, rank, fake_child, told, caplog):
         """
-        A hook may end the watch that calls it.
+        A hook may end the watch that calls it; no other child is started.
         """
-        told = Told()
 
         def close(_):
             watching.close()
 
         rank.moves = True
-        watching = watch(on_hang=[close, told], **QUICK)
+        watching = watch(sense=rank, on_hang=[close, told], **QUICK)
         (thread,) = threads()
         rank.moves = False
         told.wait()
 
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
-        assert 1 == len(watching.hangs)
+        assert 1 == len(watching.hangs) == len(fake_child.tasks)
         assert "failed" not in caplog.text
 
-    def test_during_snapshot(self, rank):
+    @pytest.mark.process
+    def test_during_snapshot(self, rank, fake_child):
         """
-        Whoever takes a snapshot is told to stop.
+        A child that takes a snapshot is ended, with what it started.
         """
-        begun = threading.Event()
-
-        def take(_):
-            begun.set()
-            assert rank.stop.wait(PATIENCE_S)
-            return CaptureError("it was ended")
-
-        rank.answers = [take]
-        watching = watch(**QUICK)
-        assert begun.wait(PATIENCE_S)
+        fake_child.does("sleep 600 & echo $! > pid; wait")
+        watching = watch(sense=rank, **QUICK)
+        pid = fake_child.folder / "pid"
+        wait_until(lambda: pid.exists() and pid.read_text())
 
         watching.close()
 
         assert [] == threads()
         assert () == watching.hangs
-        assert 1 == len(rank.asked)
+        assert 1 == len(fake_child.tasks)
+        wait_until(lambda: not is_running(int(pid.read_text())))
 
     def test_at_exit(self, rank, monkeypatch):
         """
@@ -612,16 +576,15 @@ class TestClose:
         assert [watching.close] == during
         assert [] == known
 
-    def test_other_process(self, rank):
-        """
-        A forked child ends neither the watch of its parent nor waits for it.
-        """
-        with watch(floor_s=20.0, poll_s=0.05) as watching:
-            watching._pid += 1  # as a child sees it
 
-            watching.close()
-            rank.wait_for_looks(3)
-            watching._pid -= 1
+def is_running(pid):
+    """
+    Whether a process is there, and is no zombie.
+    """
+    try:
+        return ") Z" not in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
 
 
 SCRIPT = """
@@ -637,6 +600,7 @@ print(status, watching._thread.is_alive())
 """
 
 
+@pytest.mark.process
 def test_real_process():
     """
     A process that forks and never closes its watch ends, and so its child.
@@ -658,137 +622,58 @@ def test_real_process():
     )
 
 
+@pytest.mark.process
 class TestSense:
-    def sense(self, **options):
+    @pytest.mark.parametrize(
+        "sign", ["main thread", "recorder", "step", "file", "sense"]
+    )
+    def test_moves(
+        self, no_rank, fake_child, told, *, fake_torch, tmp_path, sign
+    ):
         """
-        What a watch sees that is off.
+        Each sign of progress counts: a stall is reported soon only after the
+        sign has moved; while another sign is seen, a main thread that wakes up
+        is none.
         """
-        with watch(HangDebugConfig(), **options) as watching:
-            return watching._sense((os.getpid(),))
+        log, moves = tmp_path / "train.log", [0]
+        options = {**QUICK, "start_s": 1000.0, "factor": 1.0, "on_hang": told}
+        if sign != "main thread":
+            # Something is always seen, and the main thread does not count.
+            options["sense"] = lambda: moves[0] if sign == "sense" else 0
+        if sign == "file":
+            options["progress_files"] = iter([str(log)])
+        if sign != "recorder":
+            del sys.modules["torch"]
 
-    def test_nothing(self, rank):
-        """
-        Without anything better, the main thread tells.
-        """
-        assert {"this process": 7} == self.sense()
+        with watch(**options) as watching:
+            while not told.is_called(0.5):
+                moves[0] += 1
+                assert moves[0] < 60
+                if sign == "recorder":
+                    fake_torch.unfinished += 1
+                if sign == "step":
+                    watching.step()
+                if sign == "file":
+                    log.write_text("x" * moves[0])
 
-    def test_rank(self, rank, monkeypatch):
-        """
-        A rank is called by its number.
-        """
-        monkeypatch.setenv("RANK", "3")
+        assert 1 == len(told.hangs)
 
-        assert {"rank 3": 7} == self.sense()
-
-    def test_recorder(self, rank, monkeypatch):
+    @pytest.mark.parametrize(
+        "error", [ValueError, SystemExit, KeyboardInterrupt]
+    )
+    def test_own_fails(self, rank, fake_child, told, caplog, error):
         """
-        What is recorded counts more than a thread that wakes up.
+        A sense that fails, or wants to exit, is logged once, and not called
+        again.
         """
-        seen = (("0", 5, 5, 4),)
-        monkeypatch.setattr(module, "read_progress", lambda: seen)
-
-        assert {"this process": (seen, None, None, None)} == self.sense()
-        assert 0 == rank.looks
-
-    def test_steps(self, rank):
-        """
-        Steps count from the first one.
-        """
-        with watch(HangDebugConfig()) as watching:
-            watching.step()
-            watching.step()
-
-            seen = watching._sense(())
-
-        assert {"this process": (None, 2, None, None)} == seen
-
-    def test_own(self, rank):
-        """
-        What the user tells counts, too; what it does not see has not moved.
-        """
-        told = iter([5, None, 6])
-        with watch(HangDebugConfig(), sense=lambda: next(told)) as watching:
-            seen = [watching._sense(()) for _ in range(3)]
-
-        assert [5, 5, 6] == [x["this process"][-1] for x in seen]
-
-    def test_own_fails(self, rank, caplog):
-        """
-        What fails is told once, and not asked again.
-        """
+        calls = []
 
         def fail():
-            raise ValueError
-
-        with watch(HangDebugConfig(), sense=fail) as watching:
-            seen = [watching._sense(()) for _ in range(2)]
-
-        assert [{"this process": 7}] * 2 == seen
-        assert 1 == caplog.text.count("is not called again")
-
-    @pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
-    def test_own_exits(self, rank, caplog, error):
-        """
-        What wants to exit has failed.
-        """
-
-        def leave():
+            calls.append(1)
             raise error
 
-        with watch(HangDebugConfig(), sense=leave) as watching:
-            seen = [watching._sense(()) for _ in range(2)]
+        with watch(sense=fail, on_hang=told, **QUICK):
+            told.wait()
 
-        assert [{"this process": 7}] * 2 == seen
+        assert [1] == calls
         assert 1 == caplog.text.count("is not called again")
-
-    def test_one_file(self, rank, tmp_path):
-        """
-        One file need not be in a list.
-        """
-        log = tmp_path / "train.log"
-        log.write_text("step 1")
-
-        ((name, _, _),) = self.sense(progress_files=str(log))["this process"][
-            2
-        ]
-
-        assert str(log) == name
-
-    def test_files(self, rank, tmp_path):
-        """
-        A file that changes is progress; before it is there, nothing is seen.
-        """
-        log = tmp_path / "train.log"
-        options = {"progress_files": iter([str(log)])}
-        with watch(HangDebugConfig(), **options) as watching:
-            before = watching._sense(())
-            log.write_text("step 1")
-            first = watching._sense(())
-            again = watching._sense(())
-            log.write_text("step 1, step 2")
-            second = watching._sense(())
-
-        assert {"this process": 7} == before
-        assert first == again
-        assert len({str(x) for x in (before, first, second)}) == 3
-
-
-def test_quiet(rank, caplog):
-    """
-    A watch that sees nothing wrong does not fill the log.
-    """
-    caplog.set_level(logging.INFO, "distdebug")
-
-    with watch(floor_s=20.0, poll_s=0.05):
-        rank.wait_for_looks(5)
-
-    assert "" == caplog.text
-
-
-def test_public():
-    """
-    It is where users look for it.
-    """
-    assert distdebug.watch is watch
-    assert distdebug.Watch is module.Watch
-    assert distdebug.Hang is Hang

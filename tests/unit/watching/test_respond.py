@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import threading
 import time
 
@@ -22,11 +23,9 @@ from distdebug.bundle import (
     NodeEntry,
     Wanted,
     join_bundle,
+    read_manifest,
     write_manifest,
 )
-from distdebug.bundle.manifest import read_manifest
-from distdebug.bundle.mark import MARK
-from distdebug.capture import node_lock
 from distdebug.diagnosis import Collected
 from distdebug.findings import Cause, Finding
 from distdebug.processes import Worker
@@ -36,12 +35,12 @@ from distdebug.stacks import (
     ThreadStack,
     stacks_to_json,
 )
-from distdebug.watching import HangReason, Order, suspects
-from distdebug.watching import respond as module
-from distdebug.watching.respond import respond
+from distdebug.watching import HangReason, Order, respond, suspects
 
 
-C10D = "/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
+MARK = ".unfinished"
+TORCH = "/v/lib/python3.11/site-packages/torch"
+C10D = f"{TORCH}/distributed/distributed_c10d.py"
 STALLED = HangReason(
     kind="no progress",
     elapsed_s=700.0,
@@ -71,20 +70,23 @@ def worker(rank, *, job="run 7", size=2, **options):
 
 def finding(cause, **options):
     """
-    What a look tells.
+    What a look finds.
     """
     return Finding(
         cause=cause, ranks=(0,), summary=f"it is {cause}", **options
     )
 
 
-def write_stacks(folder, rank):
+SLEEPS = StackFrame("sleep", "/home/me/train.py", 40)
+SAVES = StackFrame("save", f"{TORCH}/serialization.py", 900)
+
+
+def write_stacks(folder, rank, frame=SLEEPS):
     """
     Write what a rank does: rank 1 sleeps, and the others wait for it.
     """
-    frame = StackFrame("all_reduce", C10D, 2800)
-    if rank == 1:
-        frame = StackFrame("sleep", "/home/me/train.py", 40)
+    if rank != 1:
+        frame = StackFrame("all_reduce", C10D, 2800)
     thread = ThreadStack(name="MainThread", frames=(frame,), is_main=True)
     stacks = ProcessStacks(
         pid=100 + rank, source="", threads=(thread,), rank=rank, role="rank"
@@ -106,6 +108,7 @@ class Job:
         self.looks, self.wanted, self.asked = [], [], []
         self.during_look = self.during_collect = lambda: None
         self.now, self.plan = 1000.0, []
+        self.environ, self.frame = {}, SLEEPS
         self._here = threading.local()
 
     @property
@@ -153,7 +156,7 @@ class Job:
         self.wanted.append(wanted)
         self.during_collect()
         for each in self.find_by_number(wanted.pids or ()):
-            write_stacks(folder, each.rank)
+            write_stacks(folder, each.rank, self.frame)
         node = NodeEntry(host=host, status="ok", files=1)
         manifest = Manifest(version="1", created=5.0, nodes=(node,))
         write_manifest(folder, manifest)
@@ -179,7 +182,26 @@ class Job:
         Respond on this node.
         """
         order = attrs.evolve(self.order, **options)
-        return respond(reason, order, sleep=self.sleep)
+        return respond.respond(reason, order, sleep=self.sleep)
+
+    def join(self, host, *, is_done=False):
+        """
+        Have a node take part, and be done with it.
+        """
+        part = join_bundle(
+            self.folder / "hang", host, window_s=300.0, run="run 7"
+        )
+        if is_done:
+            node = NodeEntry(host=host, status="ok")
+            manifest = Manifest(version="1", created=5.0, nodes=(node,))
+            write_manifest(part.folder, manifest)
+
+    def nodes(self):
+        """
+        Which nodes the snapshot is of, and what came of each.
+        """
+        nodes = read_manifest(self.folder / "hang").nodes
+        return [(node.host, node.status) for node in nodes]
 
     def names(self):
         """
@@ -197,20 +219,17 @@ def _job(tmp_path, monkeypatch):
     (tmp_path / "run").mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "run"))
     job = Job(tmp_path / "shared")
-    monkeypatch.setattr(module, "node_name", lambda: job.host)
-    monkeypatch.setattr(
-        module, "node_lock", lambda *, name: node_lock(name=name + job.host)
-    )
-    monkeypatch.setattr(suspects, "read_environ", lambda _: ({}, ""))
+    for name in ("SLURMD_NODENAME", "DISTDEBUG_NODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(socket, "gethostname", lambda: job.host)
+    # Processes of several nodes cannot be had on one, nor can ranks that
+    # hang for minutes: what finds them and looks at them is made up.
+    monkeypatch.setattr(suspects, "read_environ", lambda _: (job.environ, ""))
     monkeypatch.setattr(suspects, "find_workers", job.find)
     monkeypatch.setattr(suspects, "workers_of", job.find_by_number)
     monkeypatch.setattr(suspects, "capture_node", job.look)
-    monkeypatch.setattr(module, "collect_node", job.collect)
-    monkeypatch.setattr(
-        module,
-        "time",
-        SimpleNamespace(monotonic=lambda: job.now, time=time.time),
-    )
+    monkeypatch.setattr(respond, "collect_node", job.collect)
+    monkeypatch.setattr(time, "monotonic", lambda: job.now)
     return job
 
 
@@ -226,51 +245,60 @@ class TestOutcome:
         assert got.bundle == got.hang.folder
         assert got.summary == got.hang.summary
         assert str(got.bundle) in got.hang.report
-        assert ["n1"] == [x.host for x in read_manifest(got.bundle).nodes]
+        assert ["n1"] == [host for host, _ in job.nodes()]
         assert [(100, 101)] == job.looks
         assert [(100, 101)] == [x.pids for x in job.wanted]
         assert 1000.0 == job.now
         assert (got.bundle / "report.html").is_file()
 
-    @pytest.mark.parametrize("cause", [Cause.PROGRESSING, Cause.IDLE])
-    def test_fine(self, job, cause):
+    @pytest.mark.parametrize(
+        ("cause", "detail"),
+        [
+            (Cause.PROGRESSING, None),
+            (Cause.IDLE, None),
+            (Cause.CHECKPOINTING, None),
+            (Cause.RANK_NOT_ARRIVED, Cause.COMPILING),
+            (Cause.PYTHON_LOOP, None),
+            (Cause.RANK_NOT_ARRIVED, Cause.NATIVE_SPIN),
+        ],
+    )
+    def test_fine(self, job, cause, detail):
         """
         If nothing is wrong, that is all, and no folder is left behind.
         """
-        job.seen = finding(cause)
+        job.seen = finding(cause, detail_cause=detail)
 
-        got = job.respond()
+        got = job.respond(patience_s=66.0, running_s=66.0)
 
         assert ("fine", f"it is {cause}") == (got.outcome, got.summary)
         assert (None, None) == (got.bundle, got.hang)
         assert [] == job.names()
 
     @pytest.mark.parametrize(
-        "options",
+        ("cause", "detail", "patience_s", "running_s"),
         [
-            {"cause": Cause.CHECKPOINTING},
-            {"cause": Cause.COMPILING},
-            {
-                "cause": Cause.RANK_NOT_ARRIVED,
-                "detail_cause": Cause.CHECKPOINTING,
-            },
+            (Cause.CHECKPOINTING, None, 65.0, 1e9),
+            (Cause.RANK_NOT_ARRIVED, Cause.COMPILING, 65.0, 1e9),
+            (Cause.PYTHON_LOOP, None, 1e9, 65.0),
+            (Cause.RANK_NOT_ARRIVED, Cause.NATIVE_SPIN, 1e9, 65.0),
+            (Cause.IO_WAIT, None, 1e9, 1e9),
         ],
     )
-    def test_slow(self, job, options):
+    def test_slow(self, job, *, cause, detail, patience_s, running_s):
         """
-        What just takes long is fine for long, and not for ever.
+        What just takes long is fine for as long as it may take, and not for
+        ever.
         """
-        job.seen = finding(**options)
+        job.seen = finding(cause, detail_cause=detail)
 
-        early = job.respond(patience_s=66.0)
-        late = job.respond(patience_s=65.0)
+        got = job.respond(patience_s=patience_s, running_s=running_s)
 
-        assert ("fine", "explained") == (early.outcome, late.outcome)
+        assert "explained" == got.outcome
         assert ["hang"] == job.names()
 
     def test_nothing_seen(self, job):
         """
-        If a look tells nothing, that is no reason to do nothing.
+        A look that finds nothing does not prevent a snapshot.
         """
         job.seen = None
 
@@ -278,7 +306,8 @@ class TestOutcome:
 
     def test_wait(self, job):
         """
-        When a fixed wait is over, a snapshot is taken whatever a look tells.
+        When a fixed wait is over, a snapshot is taken whatever a look would
+        find.
         """
         job.seen = finding(Cause.PROGRESSING)
 
@@ -287,17 +316,15 @@ class TestOutcome:
         assert "explained" == got.outcome
         assert [] == job.looks
 
-    def test_fine_after_all(self, job, monkeypatch):
+    def test_fine_after_all(self, job):
         """
-        What a snapshot shows to be fine is told to be so, and kept.
+        What a snapshot shows to be fine is reported as fine, and kept.
         """
-        monkeypatch.setattr(
-            module, "_is_fine", lambda seen, *_: seen is not job.seen
-        )
+        job.frame = SAVES
 
         got = job.respond()
 
-        assert "fine" == got.outcome
+        assert ("fine", Cause.CHECKPOINTING) == (got.outcome, got.hang.cause)
         assert got.hang.folder == got.bundle
         assert ["hang"] == job.names()
 
@@ -330,7 +357,7 @@ class TestOutcome:
 
     def test_another_folder(self, job):
         """
-        Who writes elsewhere watches another job, and need not wait.
+        A watcher that writes elsewhere watches another job, and need not wait.
         """
         inside = []
         other = job.folder / "other"
@@ -378,15 +405,13 @@ class TestOutcome:
 
     def test_overtaken(self, job):
         """
-        Who was overtaken while it looked leaves it to the other.
+        A watcher that was overtaken while it looked leaves the snapshot to the
+        other.
         """
 
         def overtake():
-            for host in ("n0", "n1"):
-                part = join_bundle(
-                    job.folder / "hang", host, window_s=300.0, run="run 7"
-                )
-            write_manifest(part.folder, Manifest(version="1", created=5.0))
+            job.join("n0", is_done=True)
+            job.join("n1", is_done=True)
 
         job.during_look = overtake
 
@@ -397,7 +422,7 @@ class TestOutcome:
 
     def test_no_folder(self, job):
         """
-        If the folder cannot be made, what the stacks tell is told.
+        If the folder cannot be made, the finding of the stacks is reported.
         """
         (job.folder / "file").write_text("")
 
@@ -422,16 +447,32 @@ class TestOutcome:
         assert "explained" == got.outcome
         assert Cause.COLLECTIVE_WAIT is got.hang.cause
 
-    def test_another_job(self, job):
+    @pytest.mark.parametrize(
+        ("before", "after", "attempt"),
+        [
+            ({}, {"job": "run 8"}, "0"),
+            ({}, {}, "1"),
+            ({"job": ""}, {"job": "", "pid": 300}, "0"),
+        ],
+    )
+    def test_another_job(self, job, before, after, attempt):
         """
-        What was taken of another job, or of an earlier run, is not ours.
+        What was taken of another job, or of an earlier run, is not ours; a
+        job without a name is known by its processes.
         """
-        first = job.respond()
-        job.workers["n1"] = (worker(0, job="run 8"), worker(1, job="run 8"))
+        job.workers["n1"] = (worker(0, **before), worker(1, **before))
+        job.environ["TORCHELASTIC_RESTART_COUNT"] = "0"
+        first, again = job.respond(), job.respond()
+        job.workers["n1"] = (worker(0, **after), worker(1, **after))
+        job.environ["TORCHELASTIC_RESTART_COUNT"] = attempt
 
         second = job.respond()
 
-        assert ["explained"] * 2 == [first.outcome, second.outcome]
+        assert ["explained", "elsewhere", "explained"] == [
+            first.outcome,
+            again.outcome,
+            second.outcome,
+        ]
         assert ["hang", "hang.2"] == job.names()
 
 
@@ -458,9 +499,26 @@ class TestCrew:
         assert [(100, 101)] == job.looks
         assert [((), True)] == job.asked
 
+    def test_strangers(self, job):
+        """
+        Ranks without a job name are distinguished by the process that started
+        them.
+        """
+        job.workers["n1"] = (
+            *(worker(0, job=""), worker(1, job="")),
+            worker(2, job="", parent_pid=100, role="dataloader"),
+            worker(3, job="", parent_pid=60),
+            worker(4, job="", size=8),
+            worker(5),
+        )
+
+        job.respond(inside=100)
+
+        assert [(100, 101, 102)] == job.looks
+
     def test_unknown_rank(self, job):
         """
-        If the rank that asks is not known as one, nobody else is looked at.
+        If the rank that asks is not known as one, no other job is looked at.
         """
         job.workers["n1"] = (worker(0), worker(1, job="run 8"))
 
@@ -470,7 +528,8 @@ class TestCrew:
 
     def test_patterns(self, job):
         """
-        From beside, only those are looked at whom the user means.
+        From outside, only processes that match the user's patterns are looked
+        at.
         """
         job.respond(wanted=Wanted(patterns=["train"]))
 
@@ -478,7 +537,7 @@ class TestCrew:
 
     def test_pids(self, job):
         """
-        Who names processes gets exactly these.
+        If processes are named, exactly these are taken.
         """
         job.respond(wanted=Wanted(pids=[101, 5]))
 
@@ -488,7 +547,7 @@ class TestCrew:
 
     def test_nobody(self, job):
         """
-        If nobody was found, taking looks once more.
+        If no process was found, the snapshot looks for them once more.
         """
         job.workers.clear()
 
@@ -510,7 +569,7 @@ class TestNodes:
 
         def run(host):
             job.host = host
-            return respond(
+            return respond.respond(
                 STALLED, job.order, sleep=lambda _: time.sleep(0.001)
             )
 
@@ -524,21 +583,14 @@ class TestNodes:
             hang.cause,
             hang.data["verdict"]["ranks"],
         )
-        assert [("n1", "ok"), ("n2", "ok")] == [
-            (x.host, x.status) for x in read_manifest(hang.folder).nodes
-        ]
+        assert [("n1", "ok"), ("n2", "ok")] == job.nodes()
         assert not (hang.folder / MARK).exists()
 
     def test_wait_for_others(self, job):
         """
-        Who is first waits until nobody else comes, and all are done.
+        The first node waits until no more nodes join, and all are done.
         """
         job.workers = {"n1": (worker(0),), "n2": (worker(1),)}
-
-        def join():
-            return join_bundle(
-                job.folder / "hang", "n2", window_s=300.0, run="run 7"
-            )
 
         def done():
             write_stacks(job.folder / "hang" / "n2", 1)
@@ -546,7 +598,7 @@ class TestNodes:
             manifest = Manifest(version="1", created=5.0, nodes=(node,))
             write_manifest(job.folder / "hang" / "n2", manifest)
 
-        job.at(20, join)
+        job.at(20, lambda: job.join("n2"))
         job.at(100, done)
 
         got = job.respond()
@@ -554,11 +606,15 @@ class TestNodes:
         assert 1100.0 <= job.now <= 1105.0
         assert Cause.SLEEPING is got.hang.cause
 
-    def test_nobody_comes(self, job):
+    @pytest.mark.parametrize(
+        "workers",
+        [(worker(0),), (worker(0, size=4), worker(1, size=None))],
+    )
+    def test_nobody_comes(self, job, workers):
         """
         Others may have no watcher, or see another file system.
         """
-        job.workers["n1"] = (worker(0),)
+        job.workers["n1"] = workers
 
         got = job.respond()
 
@@ -567,22 +623,15 @@ class TestNodes:
 
     def test_never_done(self, job):
         """
-        A node that died while it took its part is told, and not awaited.
+        A node that died while it took its part is reported, and not awaited.
         """
         job.workers["n1"] = (worker(0),)
-        job.at(
-            5,
-            lambda: join_bundle(
-                job.folder / "hang", "n2", window_s=300.0, run="run 7"
-            ),
-        )
+        job.at(5, lambda: job.join("n2"))
 
         got = job.respond()
 
         assert 1180.0 == job.now
-        assert [("n1", "ok"), ("n2", "partial")] == [
-            (x.host, x.status) for x in read_manifest(got.bundle).nodes
-        ]
+        assert [("n1", "ok"), ("n2", "partial")] == job.nodes()
         assert "n2" in got.hang.report
 
     def test_always_more(self, job):
@@ -591,15 +640,9 @@ class TestNodes:
         """
         job.workers["n1"] = (worker(0, size=999),)
 
-        def come(number):
-            host = f"n{number}"
-            part = join_bundle(
-                job.folder / "hang", host, window_s=300.0, run="run 7"
-            )
-            write_manifest(part.folder, Manifest(version="1", created=5.0))
-
         for number in range(2, 60):
-            job.at(5 * number, lambda x=number: come(x))
+            host = f"n{number}"
+            job.at(5 * number, lambda x=host: job.join(x, is_done=True))
 
         job.respond()
 
@@ -607,10 +650,11 @@ class TestNodes:
 
     def test_taken(self, job):
         """
-        Who is not first leaves it to whoever is, and does not wait.
+        A node that is not first leaves the explanation to the first, and does
+        not wait.
         """
         job.workers["n2"] = (worker(1),)
-        join_bundle(job.folder / "hang", "n1", window_s=300.0, run="run 7")
+        job.join("n1")
         job.host = "n2"
 
         got = job.respond()
@@ -625,7 +669,7 @@ class TestNodes:
         If the node that began it died, another one explains it later, once.
         """
         job.workers["n2"] = (worker(1),)
-        join_bundle(job.folder / "hang", "n1", window_s=300.0, run="run 7")
+        job.join("n1")
         job.host = "n2"
         taken = job.respond()
         soon = job.respond()
@@ -640,13 +684,12 @@ class TestNodes:
             got.outcome for got in (taken, soon, late, again)
         ]
         assert Cause.SLEEPING is late.hang.cause
-        assert [("n1", "partial"), ("n2", "ok")] == [
-            (x.host, x.status) for x in read_manifest(late.bundle).nodes
-        ]
+        assert [("n1", "partial"), ("n2", "ok")] == job.nodes()
 
     def test_late(self, job):
         """
-        Who comes after the end explains it once more, with all there is.
+        A node that comes after the end explains the snapshot once more, with
+        all parts.
         """
         job.workers = {"n1": (worker(0),), "n2": (worker(1),)}
         job.respond()
@@ -656,9 +699,7 @@ class TestNodes:
 
         assert "explained" == got.outcome
         assert Cause.SLEEPING is got.hang.cause
-        assert ["n1", "n2"] == [
-            x.host for x in read_manifest(got.bundle).nodes
-        ]
+        assert ["n1", "n2"] == [host for host, _ in job.nodes()]
 
     def test_left(self, job):
         """
@@ -673,13 +714,13 @@ class TestNodes:
             job.sleep(seconds)
 
         with pytest.raises(KeyboardInterrupt):
-            respond(STALLED, job.order, sleep=sleep)
+            respond.respond(STALLED, job.order, sleep=sleep)
 
         got = job.respond()
 
         assert ("explained", job.folder / "hang") == (got.outcome, got.bundle)
         assert 1 == len(job.wanted)
-        assert ["n1"] == [x.host for x in read_manifest(got.bundle).nodes]
+        assert ["n1"] == [host for host, _ in job.nodes()]
         assert not (got.bundle / MARK).exists()
         assert "elsewhere" == job.respond().outcome
 
@@ -687,7 +728,7 @@ class TestNodes:
         """
         If the first watcher was killed, the next of its node explains it.
         """
-        join_bundle(job.folder / "hang", "n1", window_s=300.0, run="run 7")
+        job.join("n1")
 
         got = job.respond()
 

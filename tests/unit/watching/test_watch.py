@@ -1,11 +1,15 @@
 """
-Whom a watcher calls and when, with clocks and nodes that are made up.
+When a watcher calls, and for which processes, with clocks and nodes that are
+made up.
 """
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import threading
+
+from bisect import bisect
 
 import pytest
 
@@ -15,17 +19,15 @@ from distdebug.processes import Worker
 from distdebug.watching import (
     HangDebugConfig,
     HangReason,
+    NotYet,
     ProgressSensor,
     watch_processes,
 )
-from distdebug.watching.alarm import ProgressAlarm
-from distdebug.watching.crew import crew_of
-from distdebug.watching.hang import NotYet
 
 
 class Node:
     """
-    A node whose time passes only while somebody sleeps.
+    A node whose time passes only while the watch sleeps.
     """
 
     def __init__(self, root):
@@ -33,6 +35,8 @@ class Node:
         self.now = 1000.0
         self.plan = []
         self.calls = []
+        self.answer = lambda _: None
+        self.ending = ""
 
     def process(self, pid, *, started=5, letter="S", switches=0):
         """
@@ -74,14 +78,21 @@ class Node:
 
     def on_hang(self, reason):
         """
-        Take note of a call.
+        Take note of a call, and answer as it was said.
         """
-        self.calls.append((round(reason.elapsed_s), reason.kind))
+        names = [name for name, _ in reason.stalled]
+        self.calls.append((round(reason.elapsed_s), reason.kind, names))
+        return self.answer(reason)
 
-    def watch(self, config, **kwargs):
+    def watch(self, config=1e5, *, ends=None, values=None, **options):
         """
-        Watch this node.
+        Watch this node, whose process ends at *ends*, and shows *values* at
+        each time; return when and why the hook was called, and for what.
         """
+        if ends is not None:
+            self.at(ends, lambda: self.end(7))
+        if values is not None:
+            options["sense"] = lambda _: values(round(self.now - 1000))
         arguments = {
             "on_hang": self.on_hang,
             "sleep": self.sleep,
@@ -89,7 +100,8 @@ class Node:
             "root": str(self.root),
             "pids": [7],
         }
-        return watch_processes(config, **(arguments | kwargs))
+        self.ending = watch_processes(config, **(arguments | options))
+        return self.calls
 
 
 @pytest.fixture(name="node")
@@ -114,430 +126,371 @@ def worker(pid, role="rank"):
     )
 
 
+def moving(second):
+    """
+    What is seen of something that moves all the time.
+    """
+    return second
+
+
+def stall(at):
+    """
+    What is seen of something that moves once a second until then.
+    """
+    return lambda second: {"rank 0": min(second, at)}
+
+
+def sensors(floor_s=60, start_s=60):
+    """
+    Makes sensors of their own limits.
+    """
+    return lambda: ProgressSensor(floor_s=floor_s, start_s=start_s)
+
+
+def leave(*_):
+    """
+    Want to exit.
+    """
+    raise SystemExit
+
+
 class TestWaits:
-    def test_each(self, node):
+    @pytest.mark.parametrize(
+        ("config", "options", "expected", "ending"),
+        [
+            ([1800, 2400], {"ends": 3000}, [1800, 2400], "ended"),
+            (600, {"ends": 100}, [], "ended"),
+            (35, {"until_exit": False}, [35], "waited"),
+            (HangDebugConfig(), {}, [], "off"),
+            (
+                HangDebugConfig(enabled=True, wait_seconds=50),
+                *({"until_exit": False}, [50], "waited"),
+            ),
+        ],
+        ids=["each", "ended before", "after the last", "off", "enabled"],
+    )
+    def test_each(self, node, *, config, options, expected, ending):
         """
-        Each wait calls once, and the watch ends with the processes.
+        Each wait calls once; the watch ends with the processes, or after the
+        last wait if nothing else was asked for.
         """
-        node.at(3000, lambda: node.end(7))
+        calls = node.watch(config, values=moving, **options)
 
-        ending = node.watch([1800, 2400], sense=lambda _: node.now)
-
-        assert "ended" == ending
-        assert [(1800, "wait"), (2400, "wait")] == node.calls
-
-    def test_after_the_last(self, node):
-        """
-        If nothing else was asked for, it ends after the last wait.
-        """
-        ending = node.watch(35, until_exit=False)
-
-        assert "waited" == ending
-        assert [(35, "wait")] == node.calls
-
-    def test_ended_before(self, node):
-        """
-        A job that ended in time is not looked at.
-        """
-        node.at(100, lambda: node.end(7))
-
-        assert "ended" == node.watch(600)
-        assert [] == node.calls
+        assert [(second, "wait", []) for second in expected] == calls
+        assert ending == node.ending
 
     def test_slow_call(self, node):
         """
-        Waits that pass while somebody is called count as one.
+        Waits that pass during a call count as one.
         """
 
-        def on_hang(reason):
-            node.on_hang(reason)
+        def answer(_):
             node.now += 500
 
-        node.watch([100, 200, 300], until_exit=False, on_hang=on_hang)
+        node.answer = answer
+
+        calls = node.watch([100, 200, 300], values=moving, until_exit=False)
 
         # The second call is for the waits that passed during the first.
-        assert [(100, "wait"), (600, "wait")] == node.calls
-
-    def test_config(self, node):
-        """
-        A configuration tells the waits.
-        """
-        config = HangDebugConfig(enabled=True, wait_seconds=50)
-
-        node.watch(config, until_exit=False)
-
-        assert [(50, "wait")] == node.calls
-
-    def test_off(self, node):
-        """
-        A configuration that is off does not watch.
-        """
-        assert "off" == node.watch(HangDebugConfig())
+        assert [100, 600] == [second for second, _, _ in calls]
 
     def test_call_fails(self, node, caplog):
         """
         If what is called fails, the watch goes on, and says so.
         """
-        calls = []
 
-        def on_hang(reason):
-            calls.append(reason)
+        def fail(_):
             raise OSError(28, "No space left on device")
 
-        node.watch([10, 20], until_exit=False, on_hang=on_hang)
+        node.answer = fail
 
-        assert 2 == len(calls)
+        assert 2 == len(node.watch([10, 20], until_exit=False))
         assert "what is called at a hang failed" in caplog.text
 
 
 class TestProgress:
-    def test_stuck(self, node):
+    @pytest.mark.parametrize(
+        ("values", "expected"),
+        [
+            (lambda t: {"a": min(t, 100), "b": t}, [(170, ["a"])]),
+            (
+                # That it took 900 s once does not make 4,500 s fine.
+                lambda t: {"a": min(t, 100) + (t >= 1000)},
+                [(170, ["a"]), (1070, ["a"])],
+            ),
+            (
+                lambda t: {
+                    "a": min(t, 100),
+                    "b": min(t, 120),
+                    "c": min(t, 110),
+                    "d": None,
+                    "e": t if t > 400 else min(t, 120),
+                },
+                [(170, ["a"]), (470, ["c", "b"])],
+            ),
+        ],
+        ids=["once", "again", "pause"],
+    )
+    def test_told(self, node, values, expected):
         """
-        A main thread that does not run any more is told once.
+        A stall is reported once, and a second one too if the first was over;
+        what stalls soon after a report is reported later, all at once, unless
+        it moves before.
         """
-        for second in range(10, 110, 10):
-            node.at(second, lambda x=second: node.process(7, switches=x))
-        node.at(2000, lambda: node.end(7))
+        calls = node.watch(ends=5000, values=values)
 
-        node.watch(10_000)
+        assert [(t, "no progress", names) for t, names in expected] == calls
 
-        assert [(170, "no progress")] == node.calls
-
-    def test_any(self, node):
+    def test_most(self, node):
         """
-        One that is stuck is enough, whatever the others do.
+        There is an end to it.
+        """
+        calls = node.watch(
+            ends=8000,
+            values=lambda t: {f"{t // 400}": 1},
+            new_sensor=sensors(1, 20),
+        )
+
+        assert [400 * n + 30 for n in range(10)] == [t for t, _, _ in calls]
+
+    def test_main_thread(self, node):
+        """
+        By default, a main thread that does not run any more is reported,
+        whatever the others do.
         """
         node.process(8)
         for second in range(10, 2000, 10):
             node.at(second, lambda x=second: node.process(8, switches=x))
-        for second in (10, 20):
+        for second in range(10, 110, 10):
             node.at(second, lambda x=second: node.process(7, switches=x))
-        node.at(2000, lambda: (node.end(7), node.end(8)))
-        reasons = []
+        node.at(2000, lambda: node.end(8))
 
-        node.watch(10_000, pids=[7, 8], on_hang=reasons.append)
+        calls = node.watch(ends=2000, pids=[7, 8])
 
-        assert [(7, 8)] == [x.pids for x in reasons]
-        assert ["process 7"] == [x.stalled[0][0] for x in reasons]
+        assert [(170, "no progress", ["process 7"])] == calls
+
+    def test_no_number(self, node):
+        """
+        A count that is no number shows nothing.
+        """
+        node.process(7, switches="many")
+
+        assert [] == node.watch(ends=3600)
 
     def test_irregular(self, node):
         """
-        A job whose steps take 1 to 20 seconds is never told to be stuck.
+        A job whose steps take 1 to 20 seconds is never reported as stuck.
         """
-        moment, count = 0, 0
-        while moment < 3600:
-            moment += 1 + (count * 7) % 20
-            count += 1
-            node.at(moment, lambda x=count: node.process(7, switches=x))
-        node.at(3600, lambda: node.end(7))
+        pauses = (1 + number * 7 % 20 for number in range(400))
+        moments = list(itertools.accumulate(pauses))
 
-        node.watch(10_000)
+        calls = node.watch(
+            ends=3600, values=lambda second: bisect(moments, second)
+        )
 
-        assert [] == node.calls
+        assert [] == calls
+        assert moments[-1] > 3600
 
     def test_own_source(self, node):
         """
         One value of the caller's own will do; both triggers make one call.
         """
-        reasons = []
+        calls = node.watch(100, values=lambda t: min(t, 30), until_exit=False)
 
-        node.watch(
-            100,
-            sense=lambda _: min(node.now, 1030),
-            on_hang=reasons.append,
-            until_exit=False,
-        )
-
-        (reason,) = reasons
-        assert ("wait", ("the job", 70.0)) == (reason.kind, reason.stalled[0])
+        assert [(100, "wait", ["the job"])] == calls
 
     def test_looking_moves_it(self, node):
         """
-        What moves because somebody was called is no progress.
+        A movement that is caused by the look itself is no progress.
         """
-        node.at(5000, lambda: node.end(7))
+        node.answer = lambda _: node.process(7, switches=99)
 
-        def on_hang(reason):
-            node.on_hang(reason)
-            node.process(7, switches=99)
+        calls = node.watch(ends=5000)
 
-        node.watch(10_000, on_hang=on_hang)
-
-        assert [(610, "no progress")] == node.calls
-
-    def test_sensor(self, node):
-        """
-        Another sensor decides by other limits.
-        """
-        node.at(500, lambda: node.end(7))
-
-        node.watch(
-            10_000, new_sensor=lambda: ProgressSensor(floor_s=1, start_s=20)
-        )
-
-        assert [(30, "no progress")] == node.calls
+        assert [(610, "no progress", ["process 7"])] == calls
 
     def test_source_fails(self, node, caplog):
         """
-        A source that fails tells nothing, and costs nothing else.
+        A source that fails is logged once, and costs nothing else; what was
+        learned before is kept.
         """
 
-        def sense(_):
-            raise RuntimeError
-
-        node.watch(100, sense=sense, until_exit=False)
-
-        assert [(100, "wait")] == node.calls
-        assert 1 == caplog.text.count("cannot tell what moves")
-
-    def test_source_fails_once(self, node):
-        """
-        What was learned of the job survives a source that fails for a while.
-        """
-
-        def sense(_):
-            if 1050 < node.now < 1300:
+        def values(second):
+            if 50 < second < 300:
                 raise OSError
-            return min(node.now, 1300)
+            return min(second, 300)
 
-        node.at(1500, lambda: node.end(7))
+        calls = node.watch([100, 1e5], ends=500, values=values)
 
-        node.watch(10_000, sense=sense)
-
-        assert [] == node.calls  # 250 s were fine, so 1,200 s are
+        # 250 s were fine, so 1,200 s are.
+        assert [(100, "wait", [])] == calls
+        assert 1 == caplog.text.count("cannot tell what moves")
 
 
 class TestNotYet:
-    def stall(self, node, *, at, **options):
+    @pytest.mark.parametrize(
+        ("answers", "expected"),
+        [
+            # What is fine is asked for again when it has lasted twice as long.
+            (NotYet, [170, 240, 380, 660, 1220]),
+            # What is never news does not use up the number of times.
+            (lambda _: NotYet(60), [*range(170, 1500, 60)]),
+            # When it is told in the end, it is told once.
+            (lambda s: NotYet(100) if s < 270 else None, [170, 270, 370]),
+        ],
+        ids=["twice as long", "for ever", "in the end"],
+    )
+    def test_again(self, node, answers, expected):
         """
-        Watch something that moves once a second until then, and no more.
+        A stall that is fine so far is reported again later.
         """
-        return node.watch(
-            10_000,
-            sense=lambda _: {"rank 0": min(node.now, 1000 + at)},
-            new_sensor=lambda: ProgressSensor(floor_s=60, start_s=60),
-            **options,
-        )
+        node.answer = lambda reason: answers(reason.stalled_s)
 
-    def test_again(self, node):
-        """
-        What is fine is asked for again when it has lasted twice as long.
-        """
-        stalls = []
+        calls = node.watch(ends=1500, values=stall(100), new_sensor=sensors())
 
-        def on_hang(reason):
-            ((_, seconds),) = reason.stalled
-            stalls.append(seconds)
-            return NotYet(seconds)
-
-        node.at(1500, lambda: node.end(7))
-
-        self.stall(node, at=100, on_hang=on_hang)
-
-        assert 70 == stalls[0]
-        assert [140, 280, 560, 1120] == stalls[1:]
-
-    def test_forever(self, node):
-        """
-        What is never news does not use up the number of times.
-        """
-        calls = []
-
-        def on_hang(reason):
-            calls.append(reason)
-            return NotYet(20)
-
-        node.at(1000, lambda: node.end(7))
-
-        self.stall(node, at=100, on_hang=on_hang)
-
-        assert 30 < len(calls)
-
-    def test_news_after_all(self, node):
-        """
-        When it is told in the end, it is told once.
-        """
-        answers = [NotYet(100), NotYet(100), None]
-        calls = []
-
-        def on_hang(reason):
-            calls.append(round(reason.elapsed_s))
-            return answers.pop(0)
-
-        node.at(5000, lambda: node.end(7))
-
-        self.stall(node, at=100, on_hang=on_hang)
-
-        assert [170, 270, 370] == calls
+        assert expected == [second for second, _, _ in calls]
 
     def test_moved(self, node):
         """
         What has moved meanwhile is not asked for again.
         """
-        calls = []
+        node.answer = lambda _: NotYet(100)
 
-        def on_hang(reason):
-            calls.append(reason)
-            return NotYet(100)
-
-        node.at(5000, lambda: node.end(7))
-
-        node.watch(
-            10_000,
-            sense=lambda _: 1 if 1100 < node.now < 1200 else node.now,
-            new_sensor=lambda: ProgressSensor(floor_s=60, start_s=60),
-            on_hang=on_hang,
+        calls = node.watch(
+            ends=5000,
+            values=lambda t: 1 if 100 < t < 200 else t,
+            new_sensor=sensors(),
         )
 
         assert 1 == len(calls)
 
     def test_others(self, node):
         """
-        Only what was told is taken back, and not what was told before.
+        Only the last report is taken back, and not an earlier one.
         """
-        told = []
-
-        def on_hang(reason):
-            told.append(tuple(name for name, _ in reason.stalled))
-            return NotYet(50) if told[-1] == ("b",) else None
-
-        node.at(1000, lambda: node.end(7))
-
-        node.watch(
-            10_000,
-            sense=lambda _: {
-                "a": min(node.now, 1010),
-                "b": min(node.now, 1600),
-            },
-            new_sensor=lambda: ProgressSensor(floor_s=60, start_s=60),
-            on_hang=on_hang,
+        node.answer = lambda reason: (
+            NotYet(50) if reason.stalled[0][0] == "b" else None
         )
 
-        assert ("a",) == told[0]
-        assert {("b",)} == set(told[1:])
-        assert 1 < len(told[1:])
-
-    def test_wait(self, node):
-        """
-        A fixed wait is over once, whatever is answered.
-        """
-        calls = []
-
-        def on_hang(reason):
-            calls.append(round(reason.elapsed_s))
-            return NotYet(5)
-
-        node.at(500, lambda: node.end(7))
-
-        node.watch([100, 200], sense=lambda _: node.now, on_hang=on_hang)
-
-        assert [100, 200] == calls
-
-    def test_nothing_to_take_back(self):
-        """
-        Who told nothing takes nothing back, and tells as often as before.
-        """
-        alarm = ProgressAlarm(
-            new_sensor=lambda: ProgressSensor(floor_s=1, start_s=1), most=1
+        calls = node.watch(
+            ends=1000,
+            values=lambda t: {"a": min(t, 10), "b": min(t, 600)},
+            new_sensor=sensors(),
         )
-        alarm.saw(0, {"a": 1})
-        alarm.withdraw(1000)
 
-        first = alarm.news(5)
-        alarm.news(6)  # nothing new
-        alarm.withdraw(0)
+        (first, *others) = (names for _, _, names in calls)
+        assert ["a"] == first
+        assert 1 < len(others)
+        assert all(["b"] == names for names in others)
 
-        assert (("a", 5),) == first
-        assert () == alarm.news(7)
-
-
-class TestStopped:
-    @pytest.mark.parametrize("answer", [True, 1, "yes", None, False])
-    def test_told(self, node, answer):
+    def test_nothing_to_take_back(self, node):
         """
-        Whoever sleeps for us may end it, by nothing but the truth.
+        Without a report nothing is taken back, and the number of reports
+        stays; a fixed wait is over once, whatever the answer.
         """
+        answers = {5: NotYet(1000), 200: NotYet(0)}
+        node.answer = lambda reason: answers.get(round(reason.elapsed_s))
 
-        def sleep(seconds):
-            node.sleep(seconds)
-            return answer
+        calls = node.watch(
+            [5, 200, 10_000],
+            ends=1000,
+            values=stall(10),
+            new_sensor=sensors(),
+        )
 
-        node.at(100, lambda: node.end(7))
+        assert [
+            (5, "wait", []),
+            (85, "no progress", ["rank 0"]),
+            (200, "wait", []),
+        ] == calls
 
-        ending = node.watch(10_000, sleep=sleep)
-
-        assert ("stopped" if answer is True else "ended") == ending
-
-    @pytest.mark.parametrize("wait", [5, 10_000])
-    def test_event(self, node, wait):
+    @pytest.mark.parametrize(
+        ("answer", "expected"), [(None, [10.0]), (NotYet(60), [10.0, 100.0])]
+    )
+    def test_mended(self, node, answer, expected):
         """
-        An event ends it at once, however long the next rest would be.
+        A reported hang is no pause that is fine from now on; one that was
+        taken back is.
         """
-        stop = threading.Event()
-        stop.set()
+        limits, made = [], []
+        node.answer = lambda _: answer
 
-        ending = node.watch(wait, sleep=stop.wait)
+        def new_sensor():
+            made.append(ProgressSensor(floor_s=10, start_s=10))
+            return made[-1]
 
-        assert "stopped" == ending
+        def values(second):
+            limits.append(made[0].limit_s if made else 10.0)
+            return min(second, 3) + (second > 22)
 
-    def test_during_call(self, node):
-        """
-        If it is ended while somebody is called, nobody is called again.
-        """
-        stop = threading.Event()
-        calls = []
+        node.watch(ends=30, poll_s=1, values=values, new_sensor=new_sensor)
 
-        def on_hang(reason):
-            calls.append(reason)
-            stop.set()
-
-        def sleep(seconds):
-            node.sleep(seconds)
-            return stop.is_set()
-
-        ending = node.watch([10, 20, 30], sleep=sleep, on_hang=on_hang)
-
-        assert "stopped" == ending
-        assert 1 == len(calls)
+        assert expected == sorted(set(limits))
 
 
 class TestEnding:
+    @pytest.mark.parametrize("answer", [True, 1, "yes", None, False])
+    def test_stopped(self, node, answer):
+        """
+        The sleep function ends the watch by returning `True`, and by nothing
+        else.
+        """
+        node.watch(ends=100, sleep=lambda s: (node.sleep(s), answer)[1])
+
+        assert ("stopped" if answer is True else "ended") == node.ending
+
+    def test_during_call(self, node):
+        """
+        If the watch is ended during a call, there is no further call.
+        """
+        stop = threading.Event()
+        node.answer = lambda _: stop.set()
+
+        calls = node.watch(
+            [10, 20, 30], sleep=lambda s: (node.sleep(s), stop.is_set())[1]
+        )
+
+        assert "stopped" == node.ending
+        assert 1 == len(calls)
+
     def test_interrupted(self, node):
         """
-        Ctrl-C ends it in order, also while somebody is called.
+        Ctrl-C ends the watch in order, also during a call.
         """
 
         def interrupt(*_):
             raise KeyboardInterrupt
 
-        assert "interrupted" == node.watch(600, sleep=interrupt)
-        assert "interrupted" == node.watch(10, on_hang=interrupt)
+        for options in ({"sleep": interrupt}, {"on_hang": interrupt}):
+            node.watch(10, **options)
 
-    def test_another_process(self, node):
-        """
-        A process that got the number of another one is not watched.
-        """
-        node.at(50, lambda: node.process(7, started=6))
+            assert "interrupted" == node.ending
 
-        assert "ended" == node.watch(600)
-
-    def test_zombie(self, node):
+    @pytest.mark.parametrize("change", [{"started": 6}, {"letter": "Z"}])
+    def test_number_used_again(self, node, change):
         """
-        A process that nobody reaps has ended.
+        A process that has the number of one that ended, or is dead, is not
+        watched.
         """
-        node.at(50, lambda: node.process(7, letter="Z"))
+        node.at(50, lambda: node.process(7, **change))
 
-        assert "ended" == node.watch(600)
+        node.watch(600)
 
-    def test_nobody(self, node):
+        assert ("ended", 1050) == (node.ending, node.now)
+
+    @pytest.mark.parametrize(
+        ("options", "until"),
+        [({"pids": (), "find": lambda *_, **__: ()}, 600), ({"pids": [9]}, 0)],
+    )
+    def test_nobody(self, node, options, until):
         """
-        Nobody is waited for longer than the last wait.
+        The watch does not wait for processes longer than the last wait; nor at
+        all for one that was named and does not exist.
         """
-        ending = node.watch([10, 600], pids=(), find=lambda *_, **__: ())
+        calls = node.watch([10, 600], **options)
 
-        assert "nobody" == ending
-        assert 1600 == node.now
-        assert [] == node.calls
+        assert ("nobody", 1000 + until) == (node.ending, node.now)
+        assert [] == calls
 
     @pytest.mark.parametrize(
         "poll_s", [0, -1, 0.01, float("nan"), float("inf"), 1e308, "x"]
@@ -549,60 +502,28 @@ class TestEnding:
         with pytest.raises(ConfigError, match="poll_s"):
             node.watch(600, poll_s=poll_s)
 
-    def test_one_pattern(self, node):
-        """
-        One pattern need not be in a list.
-        """
-        asked = []
-
-        def find(patterns, **_):
-            asked.append(patterns)
-            return ()
-
-        node.watch(5, pids=(), patterns="train", find=find)
-
-        assert {("train",)} == set(asked)
-
-    def test_no_such_process(self, node):
-        """
-        Nobody waits for a process that was named and is not there.
-        """
-        assert "nobody" == node.watch(600, pids=[99])
-        assert 1000 == node.now
-
     def test_exit_on_a_thread(self, node, caplog):
         """
         What wants to exit ends neither its thread nor the watch.
         """
+        options = {"until_exit": False, "on_hang": leave, "sense": leave}
 
-        def leave(*_):
-            raise SystemExit
+        in_time(lambda: node.watch([10, 20], **options), 30)
 
-        ending = in_time(
-            lambda: node.watch(
-                [10, 20], until_exit=False, on_hang=leave, sense=leave
-            ),
-            30,
-        )
-
-        assert "waited" == ending
+        assert "waited" == node.ending
         assert 2 == caplog.text.count("what is called at a hang failed")
         assert 1 == caplog.text.count("cannot tell what moves")
 
     def test_exit(self, node):
         """
-        On the main thread, who wants to exit may.
+        On the main thread, a wish to exit is honoured.
         """
-
-        def leave(*_):
-            raise SystemExit
-
         with pytest.raises(SystemExit):
             node.watch(10, sense=leave)
 
     def test_no_pattern(self, node):
         """
-        A pattern that is none is told at once.
+        An invalid pattern is refused at once.
         """
         with pytest.raises(PatternError):
             node.watch(600, pids=(), patterns=["("])
@@ -615,43 +536,31 @@ class TestEnding:
         def find(*_, **__):
             raise OSError
 
-        assert "nobody" == node.watch(30, pids=(), find=find)
+        node.watch(30, pids=(), find=find)
+
+        assert "nobody" == node.ending
         assert "cannot look for processes" in caplog.text
 
 
-class TestMended:
-    def alarm(self, *, is_fine):
-        """
-        An alarm that told of something that moved again.
-        """
-        alarm = ProgressAlarm(
-            new_sensor=lambda: ProgressSensor(floor_s=10, start_s=10)
-        )
-        for now in range(4):
-            alarm.saw(now, {"a": now})
-        alarm.news(21)
-        if is_fine:
-            alarm.withdraw(30)
-        alarm.saw(23, {"a": "moved"})
-        return alarm
-
-    def test_hang(self):
-        """
-        What was told as a hang is no pause that is fine from now on.
-        """
-        assert 10 == self.alarm(is_fine=False)._sensors["a"].limit_s
-
-    def test_fine(self):
-        """
-        What was taken back is.
-        """
-        assert 100 == self.alarm(is_fine=True)._sensors["a"].limit_s
-
-
 class TestCrew:
+    def follow(self, node, found, waits=1e5, **options):
+        """
+        Which processes were watched since when, of those that are found
+        meanwhile.
+        """
+        told = []
+        node.watch(
+            waits,
+            **{"pids": (), "find": lambda *_, **__: tuple(found)} | options,
+            sense=lambda _: node.now,
+            tell=lambda pids: told.append((round(node.now - 1000), pids)),
+        )
+        return told
+
     def test_later(self, node):
         """
-        Workers may start after the watch, and be started again.
+        Workers may start after the watch, and be started again; the processes
+        that are watched are reported at the start, and at each change.
         """
         found = []
         node.at(100, lambda: found.append(worker(7)))
@@ -660,127 +569,70 @@ class TestCrew:
         node.at(2000, lambda: (node.end(8), found.clear()))
         reasons = []
 
-        ending = node.watch(
-            [150, 300, 600],
-            pids=(),
-            patterns=["x"],
-            find=lambda *_, **__: tuple(found),
-            sense=lambda _: node.now,
-            on_hang=reasons.append,
+        told = self.follow(
+            node, found, waits=[150, 300, 600], on_hang=reasons.append
         )
 
-        assert "ended" == ending
+        assert "ended" == node.ending
         assert [(7,), (7, 8), (8,)] == [x.pids for x in reasons]
-
-    def test_told(self, node):
-        """
-        Whoever is watched is told at the start, and when others are.
-        """
-        found, told = [], []
-        node.at(100, lambda: found.append(worker(7)))
-        node.at(300, lambda: node.end(7))
-
-        node.watch(
-            1000,
-            pids=(),
-            find=lambda *_, **__: tuple(found),
-            sense=lambda _: node.now,
-            tell=told.append,
-        )
-
-        assert [(), (7,), ()] == told
+        assert [
+            *((0, ()), (100, (7,)), (250, (7, 8)), (400, (8,)), (2000, ()))
+        ] == told
 
     def test_unreadable(self, node):
         """
-        Who cannot be read for a moment is watched all the same.
+        A process that cannot be read for a moment is still watched.
         """
-        crew = crew_of([7], (), find=None, root=str(node.root))
+        node.at(20, lambda: node.hide(7))
+        node.at(40, lambda: node.process(7))
+        node.at(60, lambda: node.end(7))
 
-        node.hide(7)
-        meanwhile = crew.look(10)
-        node.process(7)
-        afterwards = crew.look(20)
-        node.end(7)
+        told = self.follow(node, (), pids=[7])
 
-        assert ((7,), (7,), ()) == (meanwhile, afterwards, crew.look(30))
-
-    @pytest.mark.parametrize("change", [{"started": 9}, {"letter": "Z"}])
-    def test_number_used_again(self, node, change):
-        """
-        Who has the number of one that ended, or is dead, is not watched.
-        """
-        crew = crew_of([7], (), find=None, root=str(node.root))
-
-        node.process(7, **change)
-
-        assert () == crew.look(10)
+        assert [(0, (7,)), (60, ())] == told
 
     def test_late_ranks(self, node):
         """
-        As long as only launchers are there, ranks are looked for each time.
+        Launchers count only as long as there are no ranks, which are looked
+        for each time until then.
         """
         node.process(8)
         node.process(9)
         found = [worker(8, "launcher")]
-        crew = crew_of(
-            (), (), find=lambda *_, **__: tuple(found), root=str(node.root)
+        node.at(30, lambda: found.append(worker(7)))
+        node.at(40, lambda: found.append(worker(9)))
+        node.at(50, lambda: found.__setitem__(slice(1, 3), []))
+        node.at(60, lambda: (node.end(7), node.end(9)))
+        node.at(
+            70, lambda: (node.process(7, started=9), found.append(worker(7)))
         )
+        node.at(80, lambda: (node.end(7), node.end(8)))
 
-        alone = [crew.look(now) for now in (0, 10, 20)]
-        found.append(worker(7))
-        first = crew.look(30)
-        found.append(worker(9))
-        second = crew.look(40)
-        found[:] = [worker(8, "launcher")]
-        kept = crew.look(50)
-        node.end(7)
-        node.end(9)
-        restarted = crew.look(60)
-        found.append(worker(7))
-        node.process(7, started=9)
+        told = self.follow(node, found)
 
-        assert [(8,)] * 3 == alone
-        assert ((7,), (7, 9)) == (first, second)
-        assert ((7, 9), (8,)) == (kept, restarted)
-        assert (7,) == crew.look(70)
-
-    def test_ranks_first(self, node):
-        """
-        Launchers count only as long as there are no ranks.
-        """
-        node.process(8)
-        found = [worker(8, "launcher")]
-        crew = crew_of(
-            (), (), find=lambda *_, **__: tuple(found), root=str(node.root)
-        )
-
-        alone = crew.look(0)
-        found.append(worker(7))
-        together = crew.look(60)
-
-        assert (8,) == alone
-        assert (7,) == together
+        assert [
+            *((0, (8,)), (30, (7,)), (40, (7, 9)), (60, (8,)), (70, (7,))),
+            (80, ()),
+        ] == told
 
     def test_seldom(self, node):
         """
-        Others are looked for once a minute as long as the same are there.
+        Others are looked for once a minute as long as the same are there; one
+        pattern need not be in a list.
         """
         looks = []
 
         def find(*patterns, **_):
-            looks.append(patterns)
+            looks.append((round(node.now - 1000), patterns))
             return (worker(7),)
 
-        crew = crew_of((), ["a"], find=find, root=str(node.root))
-        for now in range(0, 60, 10):
-            crew.look(now)
-        soon = len(looks)
-        for now in range(100, 700, 10):
-            crew.look(now)
+        node.at(700, lambda: node.end(7))
 
-        assert {(("a",),)} == set(looks)
-        assert 4 <= soon <= 6
-        assert 12 >= len(looks) - soon
+        self.follow(node, (), patterns="a", find=find)
+
+        assert {(("a",),)} == {patterns for _, patterns in looks}
+        assert 4 <= sum(when < 60 for when, _ in looks) <= 6
+        assert 12 >= sum(100 <= when < 700 for when, _ in looks)
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,6 @@ from .seen import Seen
 from .unrecorded import look_again
 
 
-__all__ = ["diagnose"]
-
 # Stacks are often pasted, or printed by the job itself.
 _LOGS = {".err", ".log", ".out", ".txt"}
 # A job that goes on has none of these.

@@ -1,18 +1,24 @@
 """
-What has to be set so that this torch records?
+What has to be set so that this torch records, and where may dumps be put?
 """
 
 import os
 import shlex
+import stat
 import subprocess
+import tempfile
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from distdebug.flight_recorder import plan_flight_recorder
-from distdebug.flight_recorder.recording.folder import default_root
-from distdebug.flight_recorder.recording.plan import new_token
+from distdebug.errors import RecorderError
+from distdebug.flight_recorder import (
+    VARIABLES,
+    make_folder,
+    plan_flight_recorder,
+)
 
 
 ERROR_HANDLING = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
@@ -129,34 +135,38 @@ class TestOptions:
 
 
 class TestUsersChoice:
-    def test_kept(self):
+    @pytest.mark.parametrize(
+        ("environ", "options", "expected"),
+        [
+            # It stays, and its other name follows.
+            ({OLD: "9"}, {}, [(OLD, "9", "kept"), (NEW, "9", "set")]),
+            # Only when asked to, it is changed, under every name.
+            (
+                {OLD: "0"},
+                {"override": True},
+                [(NEW, "2000", "set"), (OLD, "2000", "set")],
+            ),
+            # The name that torch reads first counts.
+            (
+                {OLD: "2", NEW: "1"},
+                {},
+                [(NEW, "1", "kept"), (OLD, "2", "kept")],
+            ),
+            (
+                {NEW: "9"},
+                {"override": True, "keep": [NEW]},
+                [(NEW, "9", "kept"), (OLD, "9", "set")],
+            ),
+        ],
+        ids=["kept", "override", "both", "keep"],
+    )
+    def test_value(self, environ, options, expected):
         """
-        What the user has set stays, and its other name follows.
+        What the user has set stays, unless it is asked for to be changed.
         """
-        settings = plan({OLD: "9"}, "2.8.0")
+        settings = plan(environ, "2.8.0", **options)
 
-        assert [(OLD, "9", "kept"), (NEW, "9", "set")] == rows(
-            settings, OLD, NEW
-        )
-
-    def test_override(self):
-        """
-        Only when asked to, what the user has set is changed, under every
-        name that is there.
-        """
-        settings = plan({OLD: "0"}, override=True)
-
-        assert [(NEW, "2000", "set"), (OLD, "2000", "set")] == rows(
-            settings, OLD, NEW
-        )
-
-    def test_keep(self):
-        """
-        A name in *keep* stays even so.
-        """
-        settings = plan({NEW: "9"}, override=True, keep=[NEW])
-
-        assert [(NEW, "9", "kept")] == rows(settings, NEW)
+        assert expected == rows(settings, OLD, NEW)
 
     @pytest.mark.parametrize(
         ("name", "value"),
@@ -194,14 +204,16 @@ class TestUsersChoice:
         assert [] == rows(plan({name: value}), name)
 
     @pytest.mark.parametrize(
-        "name", ["TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_BLOCKING_WAIT"]
+        ("name", "value"),
+        [
+            ("TORCH_NCCL_ENABLE_MONITORING", "0"),
+            ("TORCH_NCCL_BLOCKING_WAIT", "1"),
+        ],
     )
-    def test_harmful_override(self, name):
+    def test_harmful_override(self, name, value):
         """
         When asked to, what does harm is taken away.
         """
-        value = "0" if "MONITORING" in name else "1"
-
         settings = plan({name: value}, override=True)
 
         assert [(name, None, "unset")] == rows(settings, name)
@@ -209,38 +221,34 @@ class TestUsersChoice:
 
 
 class TestErrorHandling:
-    def test_torchrun(self):
+    @pytest.mark.parametrize(
+        ("value", "options", "expected"),
+        [
+            # torchrun's value is not the user's, and loses dumps.
+            ("1", {}, ("3", "set")),
+            # Who did set it can say so.
+            ("1", {"keep": {ERROR_HANDLING}}, ("1", "kept")),
+            # Any other value is the user's.
+            ("2", {}, ("2", "kept")),
+            ("2", {"override": True}, ("3", "set")),
+            (
+                "2",
+                {"override": True, "keep": {ERROR_HANDLING}},
+                ("2", "kept"),
+            ),
+        ],
+    )
+    def test_torchrun(self, value, options, expected):
         """
-        torchrun's value is not the user's, and loses dumps.
+        Under torchrun, which sets it where the user did not, the value shows
+        whose it is.
         """
-        settings = plan(TORCHRUN)
+        settings = plan({**TORCHRUN, ERROR_HANDLING: value}, **options)
 
         (row,) = [s for s in settings.variables if s.name == ERROR_HANDLING]
-        assert ("3", "set") == row[1:3]
-        assert "torchrun" in row.reason
-
-    def test_keep(self):
-        """
-        Whoever did set it can say so.
-        """
-        settings = plan(TORCHRUN, keep={ERROR_HANDLING})
-
-        assert [(ERROR_HANDLING, "1", "kept")] == rows(
-            settings, ERROR_HANDLING
-        )
-
-    def test_other_value(self):
-        """
-        Under torchrun, any value but torchrun's is the user's.
-        """
-        environ = {**TORCHRUN, ERROR_HANDLING: "2"}
-
-        assert [(ERROR_HANDLING, "2", "kept")] == rows(
-            plan(environ), ERROR_HANDLING
-        )
-        assert [(ERROR_HANDLING, "3", "set")] == rows(
-            plan(environ, override=True), ERROR_HANDLING
-        )
+        assert expected == row[1:3]
+        is_torchruns = value == "1" and not options
+        assert is_torchruns == ("torchrun" in row.reason)
 
 
 class TestFolder:
@@ -275,7 +283,8 @@ class TestFolder:
         """
         environ = {"SLURM_JOB_ID": "../../7 ;x"}
 
-        assert [default_root() / "_.._7_x", default_root() / "job"] == [
+        root = Path(tempfile.gettempdir(), f"distdebug-{os.getuid()}")
+        assert [root / "_.._7_x", root / "job"] == [
             plan(environ, dump_dir=None).dump_dir,
             plan({}, dump_dir=None).dump_dir,
         ]
@@ -312,15 +321,17 @@ class TestFolder:
 
     def test_token(self):
         """
-        A token tells when and who.
+        A token says when and who.
         """
-        second, pid = new_token().split("-")
+        token = plan_flight_recorder({}, None, dump_dir="/d").token
+        second, pid = token.split("-")
 
         assert str(os.getpid()) == pid
         assert second.isdigit()
 
 
 class TestSettings:
+    @pytest.mark.process
     def test_exports(self):
         """
         A shell takes the exports as they are, whatever is in a path.
@@ -348,3 +359,94 @@ class TestSettings:
 
         assert "Dumps go to /dumps" == lines[0]
         assert lines[2].index("action") == lines[3].index("kept")
+
+
+class TestTable:
+    def test_unique(self):
+        """
+        Every variable has a key and a name of its own, and a meaning.
+        """
+        names = [s.name for v in VARIABLES for s in v.spellings]
+
+        assert len(names) == len(set(names))
+        assert len(VARIABLES) == len({v.key for v in VARIABLES})
+        assert all(v.meaning for v in VARIABLES)
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    """
+    Where folders of dumps are made.
+    """
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path / f"distdebug-{os.getuid()}"
+
+
+def test_default(root):
+    """
+    Folders that anybody could guess are for their owner alone, all of them.
+    """
+    make_folder(root / "job")
+    make_folder(root / "job")
+
+    assert [0o700, 0o700] == [
+        stat.S_IMODE(p.stat().st_mode) for p in (root, root / "job")
+    ]
+
+
+def test_link(root, tmp_path):
+    """
+    A link in place of such a folder is not followed.
+    """
+    (tmp_path / "elsewhere").mkdir()
+    root.symlink_to(tmp_path / "elsewhere")
+
+    with pytest.raises(RecorderError, match="somebody else") as caught:
+        make_folder(root / "job")
+
+    assert "dump_dir=" in caught.value.remedy
+
+
+def test_somebody_elses(root, monkeypatch):
+    """
+    Neither is such a folder used if it is another user's.
+    """
+    root.mkdir()
+    monkeypatch.setattr(
+        type(root),
+        "lstat",
+        lambda self: SimpleNamespace(
+            st_mode=stat.S_IFDIR, st_uid=os.getuid() + 1
+        ),
+    )
+
+    with pytest.raises(RecorderError, match="somebody else"):
+        make_folder(root / "job")
+
+
+def test_users(tmp_path):
+    """
+    A folder that the user names may be a link.
+    """
+    (tmp_path / "d").mkdir()
+    (tmp_path / "link").symlink_to("d")
+
+    make_folder(tmp_path / "link" / "a" / "b")
+
+    assert (tmp_path / "d/a/b").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("place", "reason"), [("f/d", "cannot make"), (".", "cannot write")]
+)
+def test_impossible(tmp_path, monkeypatch, place, reason):
+    """
+    What cannot be a folder, or not be written to, is an error with a remedy.
+    """
+    (tmp_path / "f").touch()
+    monkeypatch.setattr(os, "access", lambda *_: False)
+
+    with pytest.raises(RecorderError, match=reason) as caught:
+        make_folder(tmp_path / place)
+
+    assert "dump_dir=" in caught.value.remedy
