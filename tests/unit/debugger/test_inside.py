@@ -954,15 +954,22 @@ class TestInterrupt:
         """
         A thread in native code is left alone, and the client learns that.
         """
+
+        def await_join(_):
+            main = threading.main_thread().ident
+            while "wait" not in sys._current_frames()[main].f_code.co_name:
+                time.sleep(0.001)
+
         thread, got = outside(
+            await_join,
             lambda c: c.interrupt("ranks(0)", wait_s=0.05),
             lambda c: c.resume("ranks(0)"),
         )
         thread.join(PATIENCE_S)
 
-        assert "blocked in native code" in got[0].outputs[0].text
-        assert "test_blocked" in got[0].outputs[0].text
-        assert "will not be stopped" in got[1].outputs[0].text
+        assert "blocked in native code" in got[1].outputs[0].text
+        assert "test_blocked" in got[1].outputs[0].text
+        assert "will not be stopped" in got[2].outputs[0].text
 
     def test_twice(self, outside):
         """

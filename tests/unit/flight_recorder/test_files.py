@@ -27,7 +27,7 @@ def touch(path):
     Make a file, and the folder it lies in.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"x")
+    path.write_bytes(b"\x80\x04N.")
     return path
 
 
@@ -278,6 +278,28 @@ class TestSearch:
 
         assert {"d_0", "e_rank_1"} == names("d_")
         assert {"7", "e_rank_1"} == names("")
+
+    @pytest.mark.parametrize(
+        ("name", "content", "is_tried"),
+        [
+            ("job.log", b"step 1\n", False),
+            ("job.log", b"\x7fELF", False),
+            ("7", b"\x80\x04N.", True),
+            ("7.json", b' \n{"entries": []}', True),
+            ("7.gz", b"\x1f\x8b\x08", True),
+            ("nccl_trace_rank_7", b"step 1\n", True),
+        ],
+    )
+    def test_beginning(self, tmp_path, name, content, is_tried):
+        """
+        Only what is called like a dump, or begins like one, is decoded.
+        """
+        (tmp_path / name).write_bytes(content)
+
+        found = find_files([str(tmp_path)])
+
+        assert is_tried == bool(found.files)
+        assert [] == found.problems
 
     @pytest.mark.parametrize("error", [FileNotFoundError, PermissionError])
     def test_link_vanishes(self, tmp_path, monkeypatch, error):

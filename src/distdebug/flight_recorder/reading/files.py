@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
+from ..._files import open_ordinary
 from ...findings import Missing
 from ..sidecar import MOST_RANKS, SIDECAR_SUFFIX, Sidecar, read_sidecar
 from .walk import Search, walk
@@ -118,6 +119,8 @@ class Found(NamedTuple):
 
 
 _EVERYTHING = Search()
+# Of JSON and of gzip; nothing at all may follow a long indentation.
+_BEGINNINGS = {b"{", b"[", b"\x1f", b""}
 
 
 def find_files(paths: Iterable[str], search: Search = _EVERYTHING) -> Found:
@@ -161,12 +164,34 @@ def find_files(paths: Iterable[str], search: Search = _EVERYTHING) -> Found:
         )
         for _, path, modified in rest
     ]
-    hosts = _hosts(files, [root for root, _, _ in rest])
+    files = [f for f in files if _may_be_dump(f)]
+    roots = {path: root for root, path, _ in rest}
+    hosts = _hosts(files, [roots[f.path] for f in files])
     return Found(
         sorted(f._replace(host=h) for f, h in zip(files, hosts, strict=True)),
         list(sidecars.values()),
         problems,
     )
+
+
+def _may_be_dump(file: DumpFile) -> bool:
+    """
+    Return whether a file is worth a process that decodes it.
+
+    A folder of a job holds logs, too: what is called like a dump is tried in
+    any case, and anything else if it begins as a pickle, JSON, or gzip does.
+    """
+    if file.name.is_dump_like or file.sidecar:
+        return True
+
+    try:
+        with open_ordinary(file.path, "it is no file") as opened:
+            head = opened.read(64)
+    except (OSError, ValueError):
+        return True
+
+    text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+    return head[:1] == b"\x80" or text[:1] in _BEGINNINGS
 
 
 def parse_name(path: str) -> FileName:
