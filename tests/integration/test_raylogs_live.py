@@ -139,7 +139,6 @@ def test_follow(live_node, chatty):
     assert list(range(MANY)) == numbers(lines)
 
 
-@pytest.mark.smoke
 def test_dead(live_node, chatty):
     """
     What a dead actor printed is still found when its file was put away.

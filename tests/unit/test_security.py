@@ -387,7 +387,7 @@ def evil(tmp_path_factory):
         "logs - --errors",
         "phase -",
         "nsight reports -",
-        "nsight doctor -",
+        pytest.param("nsight doctor -", marks=pytest.mark.process),
         "health - -",
     ],
 )

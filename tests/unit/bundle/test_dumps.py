@@ -330,7 +330,14 @@ class TestAsk:
             "dump": "1-5-1_rank_0",
         }
         path = tmp_path / "1-5-1_rank_0.sidecar.json"
-        listen("1-5_request_0.pipe", lambda: path.write_text(json.dumps(data)))
+
+        def answer():
+            # Whole or not at all, as ranks do.
+            part = tmp_path / "part"
+            part.write_text(json.dumps(data))
+            part.rename(path)
+
+        listen("1-5_request_0.pipe", answer)
         listen("1-6_request_1.pipe")
 
         (lost,) = ask_ranks(tmp_path, 2.0)

@@ -245,6 +245,7 @@ class TestDoctor:
         assert 1 == main(["nsight", "doctor", "--json"])
         assert not json.loads(capsys.readouterr().out)["ready"]
 
+    @pytest.mark.process
     def test_places(self, tmp_path, capsys):
         """
         The logs of raylets are looked through; a place that is none is

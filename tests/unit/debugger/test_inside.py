@@ -883,6 +883,19 @@ def outside(folder):
     return begin
 
 
+def until_main(is_there):
+    """
+    A step that waits until the main thread runs code of which that is true.
+    """
+
+    def step(_):
+        main = threading.main_thread().ident
+        while not is_there(sys._current_frames()[main].f_code):
+            time.sleep(0.001)
+
+    return step
+
+
 def wait_for_stop(client):
     """
     The only thread that is stopped, as soon as it is.
@@ -955,13 +968,8 @@ class TestInterrupt:
         A thread in native code is left alone, and the client learns that.
         """
 
-        def await_join(_):
-            main = threading.main_thread().ident
-            while "wait" not in sys._current_frames()[main].f_code.co_name:
-                time.sleep(0.001)
-
         thread, got = outside(
-            await_join,
+            until_main(lambda code: "wait" in code.co_name),
             lambda c: c.interrupt("ranks(0)", wait_s=0.05),
             lambda c: c.resume("ranks(0)"),
         )
@@ -1040,6 +1048,7 @@ class TestInterrupt:
         names = {"__name__": "asyncio.loop", "time": time, "done": []}
         code = "while not done:\n    time.sleep(0.001)"
         thread, got = outside(
+            until_main(lambda code: code.co_filename.startswith("/x/")),
             lambda c: c.interrupt("ranks(:)", wait_s=0.2),
             lambda c: c.resume(),
             lambda _: names["done"].append(1),
@@ -1048,8 +1057,8 @@ class TestInterrupt:
         exec(compile(code, "/x/site-packages/asyncio/loop.py", "exec"), names)
         thread.join(PATIENCE_S)
 
-        assert "runs code of a framework" in got[0].outputs[0].text
-        assert "ended" == got[1].outputs[0].state
+        assert "runs code of a framework" in got[1].outputs[0].text
+        assert "ended" == got[2].outputs[0].state
 
     def test_no_main_thread(self, outside, monkeypatch):
         """

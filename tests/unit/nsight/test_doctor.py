@@ -107,9 +107,13 @@ class TestDoctor:
         host = tmp_path / "o" / "host-linux-x64"
         (host / "QdstrmImporter").unlink()
         real, installed = os.path.isfile, set()
-        monkeypatch.setattr(
-            os.path, "isfile", lambda p: str(p) in installed or real(p)
-        )
+
+        def is_file(path):
+            if str(path).startswith(DEBIAN):
+                return str(path) in installed
+            return real(path)
+
+        monkeypatch.setattr(os.path, "isfile", is_file)
 
         first = check(check_nsys(), "importer")
         installed.add(f"{DEBIAN}/QdstrmImporter")
