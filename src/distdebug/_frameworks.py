@@ -9,8 +9,10 @@ import re
 
 __all__ = ["is_framework"]
 
+# What cloudpickle takes along by value is the user's; since 3.1.3, it does not
+# name the file that it came from.
 _FRAMEWORK = re.compile(
-    r"^<|(^|[/\\])(site-packages|dist-packages)[/\\]"
+    r"^<(?!dynamic-code>)|(^|[/\\])(site-packages|dist-packages)[/\\]"
     r"|[/\\]lib[/\\]python3?\.?\d*[/\\]"
     r"|(^|[/\\])(torch|distdebug)[/\\](distributed|utils|nn|autograd|_\w+"
     r"|flight_recorder)[/\\]"

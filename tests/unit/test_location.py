@@ -38,7 +38,13 @@ def test_framework(file):
 
 
 @pytest.mark.parametrize(
-    "file", ["train.py", "/home/lib/train.py", "/me/torchrun/nn/train.py"]
+    "file",
+    [
+        "train.py",
+        "/home/lib/train.py",
+        "/me/torchrun/nn/train.py",
+        "<dynamic-code>",
+    ],
 )
 def test_users(file):
     """
