@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 import sysconfig
 
 from pathlib import Path
@@ -71,6 +73,22 @@ def deep(session: nox.Session) -> None:
     session.run("python", "-m", "pip", "install", "-q", "--group", "deep")
     for name in DEEP:
         session.notify(name)
+    own = f"{sys.version_info.major}.{sys.version_info.minor}"
+    for version in nox.project.python_versions(PYPROJECT):
+        if version != own and runs(f"python{version}"):
+            session.notify(f"pythons-{version}")
+
+
+def runs(program: str) -> bool:
+    """
+    Return whether a program is here, and more than a name for what is not.
+    """
+    if shutil.which(program) is None:
+        return False
+
+    argv = [program, "--version"]
+    done = subprocess.run(argv, check=False, capture_output=True)
+    return done.returncode == 0
 
 
 @nox.session
