@@ -27,27 +27,27 @@ def lazy_names(
         package: Its full name.  Its source has one import per name, as isort
             writes it: ``from .module import name as name``.
     """
-    homes: dict[str, str] = {}
+    known: dict[str, str] = {}
 
-    def names() -> list[str]:
-        if not homes:
-            homes.update(_homes(package))
-        return sorted(homes)
+    def homes() -> dict[str, str]:
+        if not known:
+            known.update(_homes(package))
+        return known
 
     def get(name: str) -> object:
         if name == "__all__":
-            return names()
-        if name.startswith("__") or name not in names():
+            return sorted(homes())
+        if name.startswith("__") or name not in homes():
             msg = f"module {package!r} has no attribute {name!r}"
             raise AttributeError(msg)
 
         from importlib import import_module
 
-        value: object = getattr(import_module(homes[name], package), name)
+        value: object = getattr(import_module(homes()[name], package), name)
         setattr(sys.modules[package], name, value)
         return value
 
-    return get, lambda: sorted({*vars(sys.modules[package]), *names()})
+    return get, lambda: sorted({*vars(sys.modules[package]), *homes()})
 
 
 def _homes(package: str) -> dict[str, str]:

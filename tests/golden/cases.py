@@ -93,7 +93,8 @@ def job_cases() -> Iterator[Case]:
     """
     Return dumps of small jobs that were written by hand for unit tests.
     """
-    yield from _packed("jobs.tar.xz")
+    for name, files in _archive("jobs.tar.xz").items():
+        yield _from_files(name, files)
 
 
 def bundle_cases() -> Iterator[Case]:
@@ -172,11 +173,6 @@ SETS: dict[str, Callable[[], Iterable[Case]]] = {
     "recorded": recorded_cases,
     "simulated": simulated_cases,
 }
-
-
-def _packed(archive: str) -> Iterator[Case]:
-    for name, files in _archive(archive).items():
-        yield _from_files(name, files)
 
 
 def _archive(name: str) -> dict[str, dict[str, bytes]]:

@@ -205,7 +205,7 @@ def _last_by_rank(files: Iterable[DumpFile]) -> dict[int, DumpFile]:
     last: dict[int, DumpFile] = {}
     for file in sorted(files, key=lambda f: (_is_likely(f), f.modified)):
         # Configurations and notes are not ours to take.
-        is_dump = file.name.is_dump_like or file.sidecar
+        is_dump = file.is_expected
         if is_dump and file.rank is not None:
             last[file.rank] = file
     return dict(sorted(last.items()))

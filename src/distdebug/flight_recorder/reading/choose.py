@@ -92,7 +92,7 @@ def plan_reading(found: Found, wanted: Collection[int] | None) -> Plan:
     skipped = 0
     for file in found.files:
         if not _is_wanted(file.rank, wanted):
-            skipped += file.name.is_dump_like or file.sidecar is not None
+            skipped += file.is_expected
         elif file.sidecar is None:
             chains[file.path].append(file)
         elif file.sidecar.job in {"", job}:

@@ -107,6 +107,13 @@ class DumpFile(NamedTuple):
         """
         return self.sidecar.rank if self.sidecar else self.name.rank
 
+    @property
+    def is_expected(self) -> bool:
+        """
+        Whether it ought to be a dump: by its name, or as a side-car says.
+        """
+        return self.name.is_dump_like or self.sidecar is not None
+
 
 class Found(NamedTuple):
     """
@@ -181,7 +188,7 @@ def _may_be_dump(file: DumpFile) -> bool:
     A folder of a job holds logs, too: what is called like a dump is tried in
     any case, and anything else if it begins as a pickle, JSON, or gzip does.
     """
-    if file.name.is_dump_like or file.sidecar:
+    if file.is_expected:
         return True
 
     try:
