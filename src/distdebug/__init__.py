@@ -13,18 +13,22 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .capture.model import Capture
-    from .capture.node import capture_node, capture_process
-    from .debugger.client.connecting import DebugClient, connect
-    from .debugger.inside.arming import arm
-    from .debugger.inside.breakpoints import set_trace
-    from .debugger.inside.crashes import post_mortem
-    from .debugger.inside.scopes import scope
-    from .debugger.launchers.on_monarch import monarch_setup
-    from .debugger.launchers.on_ray import ray_debugger_env, ray_debugger_setup
-    from .debugger.ray_debugger.checking import check_ray_debugger
-    from .debugger.ray_debugger.launch import launch_json, write_launch_json
-    from .debugger.ray_debugger.sessions import ray_debug_sessions
+    from .capture import Capture, capture_node, capture_process
+    from .debugger import (
+        DebugClient,
+        arm,
+        check_ray_debugger,
+        connect,
+        launch_json,
+        monarch_setup,
+        post_mortem,
+        ray_debug_sessions,
+        ray_debugger_env,
+        ray_debugger_setup,
+        scope,
+        set_trace,
+        write_launch_json,
+    )
     from .diagnosis import diagnose
     from .diagnosis.preflight import preflight
     from .diagnosis.snapshot import Snapshot, snapshot
@@ -55,55 +59,45 @@ if TYPE_CHECKING:
         TooLateError,
     )
     from .findings import Cause, Diagnosis, Evidence, Finding
-    from .flight_recorder.analysis.analyze import analyze_dumps
-    from .flight_recorder.analysis.report import FlightReport
-    from .flight_recorder.dump import dump_flight_recorder
-    from .flight_recorder.enable import (
+    from .flight_recorder import (
+        FlightReport,
         RecorderSettings,
+        Timeline,
+        analyze_dumps,
+        dump_flight_recorder,
         enable_flight_recorder,
+        read_dumps,
+        request_dumps,
+        write_timeline,
     )
-    from .flight_recorder.read import read_dumps
-    from .flight_recorder.request import request_dumps
-    from .flight_recorder.timeline.model import Timeline
-    from .flight_recorder.timeline.write import write_timeline
-    from .health.environment import check_environment
-    from .health.node import check_node
-    from .logscan.collectives import collective_findings, read_collective_logs
-    from .logscan.scan import scan_logs
-    from .nodes.model import NodeResult
-    from .nodes.run import run_on_nodes
-    from .nsight.doctor import NsysHealth, check_nsys
-    from .nsight.inside.ranges import nvtx
-    from .nsight.inside.steps import StepProfiler
-    from .nsight.options.patterns import match_worker
-    from .nsight.options.runtime_env import (
+    from .health import check_environment, check_node
+    from .logscan import collective_findings, read_collective_logs, scan_logs
+    from .nodes import NodeResult, run_on_nodes
+    from .nsight import (
+        NsysHealth,
+        NsysReports,
+        PatchStatus,
+        StepProfiler,
+        apply_ray_nsight_patch,
+        check_nsys,
+        collect_nsys_reports,
+        find_nsys_reports,
+        match_worker,
         merge_runtime_env,
         nsight_runtime_env,
-    )
-    from .nsight.patch.application import apply_ray_nsight_patch
-    from .nsight.patch.change import (
+        nvtx,
         patch_ray_nsight,
         ray_nsight_status,
         revert_ray_nsight,
     )
-    from .nsight.patch.model import PatchStatus
-    from .nsight.reports.collect import collect_nsys_reports
-    from .nsight.reports.find import find_nsys_reports
-    from .nsight.reports.model import NsysReports
-    from .processes.find import find_workers
-    from .processes.model import Worker
+    from .processes import Worker, find_workers
     from .ranks import Mesh, RankSelection, fold_ranks, parse_ranks
-    from .raylogs.deaths.find import find_deaths
-    from .raylogs.find import find_actor_logs
-    from .raylogs.sessions import find_ray_sessions
-    from .report.page import report_html, write_report
-    from .stacks.explain import explain_stacks
-    from .stacks.merge import merge_stacks
-    from .stacks.parse import read_stacks
-    from .startup.detect import detect_phase
-    from .watching.config import HangDebugConfig
-    from .watching.hang import Hang
-    from .watching.inside import Watch, watch
+    from .raylogs import find_actor_logs, find_deaths, find_ray_sessions
+    from .report import report_html, write_report
+    from .stacks import explain_stacks, merge_stacks, read_stacks
+    from .startup import detect_phase
+    from .watching import Hang, HangDebugConfig, Watch
+    from .watching.inside import watch
 
 
 __all__ = [
@@ -211,11 +205,11 @@ __all__ = [
 # not what the name stands for, as an attribute of this package.
 _HOME = {
     "BundleError": "errors",
-    "Capture": "capture.model",
+    "Capture": "capture",
     "CaptureError": "errors",
     "Cause": "findings",
     "ConfigError": "errors",
-    "DebugClient": "debugger.client.connecting",
+    "DebugClient": "debugger",
     "DebuggerError": "errors",
     "Diagnosis": "findings",
     "DistdebugError": "errors",
@@ -223,9 +217,9 @@ _HOME = {
     "DumpFormatError": "errors",
     "Evidence": "findings",
     "Finding": "findings",
-    "FlightReport": "flight_recorder.analysis.report",
-    "Hang": "watching.hang",
-    "HangDebugConfig": "watching.config",
+    "FlightReport": "flight_recorder",
+    "Hang": "watching",
+    "HangDebugConfig": "watching",
     "HookError": "errors",
     "LaunchFileError": "errors",
     "LogError": "errors",
@@ -235,79 +229,79 @@ _HOME = {
     "NoDumpsError": "errors",
     "NoLogsError": "errors",
     "NodeBusyError": "errors",
-    "NodeResult": "nodes.model",
+    "NodeResult": "nodes",
     "NodesError": "errors",
     "NotRecordingError": "errors",
     "NsightError": "errors",
-    "NsysHealth": "nsight.doctor",
-    "NsysReports": "nsight.reports.model",
+    "NsysHealth": "nsight",
+    "NsysReports": "nsight",
     "OutputError": "errors",
-    "PatchStatus": "nsight.patch.model",
+    "PatchStatus": "nsight",
     "PatternError": "errors",
     "RankSelection": "ranks",
     "RankSyntaxError": "errors",
     "RecorderError": "errors",
-    "RecorderSettings": "flight_recorder.enable",
+    "RecorderSettings": "flight_recorder",
     "RulesError": "errors",
     "Snapshot": "diagnosis.snapshot",
-    "StepProfiler": "nsight.inside.steps",
-    "Timeline": "flight_recorder.timeline.model",
+    "StepProfiler": "nsight",
+    "Timeline": "flight_recorder",
     "TooLateError": "errors",
-    "Watch": "watching.inside",
-    "Worker": "processes.model",
-    "analyze_dumps": "flight_recorder.analysis.analyze",
-    "apply_ray_nsight_patch": "nsight.patch.application",
-    "arm": "debugger.inside.arming",
-    "capture_node": "capture.node",
-    "capture_process": "capture.node",
-    "check_environment": "health.environment",
-    "check_node": "health.node",
-    "check_nsys": "nsight.doctor",
-    "check_ray_debugger": "debugger.ray_debugger.checking",
-    "collect_nsys_reports": "nsight.reports.collect",
-    "collective_findings": "logscan.collectives",
-    "connect": "debugger.client.connecting",
-    "detect_phase": "startup.detect",
+    "Watch": "watching",
+    "Worker": "processes",
+    "analyze_dumps": "flight_recorder",
+    "apply_ray_nsight_patch": "nsight",
+    "arm": "debugger",
+    "capture_node": "capture",
+    "capture_process": "capture",
+    "check_environment": "health",
+    "check_node": "health",
+    "check_nsys": "nsight",
+    "check_ray_debugger": "debugger",
+    "collect_nsys_reports": "nsight",
+    "collective_findings": "logscan",
+    "connect": "debugger",
+    "detect_phase": "startup",
     "diagnose": "diagnosis",
-    "dump_flight_recorder": "flight_recorder.dump",
-    "enable_flight_recorder": "flight_recorder.enable",
-    "explain_stacks": "stacks.explain",
-    "find_actor_logs": "raylogs.find",
-    "find_deaths": "raylogs.deaths.find",
-    "find_nsys_reports": "nsight.reports.find",
-    "find_ray_sessions": "raylogs.sessions",
-    "find_workers": "processes.find",
+    "dump_flight_recorder": "flight_recorder",
+    "enable_flight_recorder": "flight_recorder",
+    "explain_stacks": "stacks",
+    "find_actor_logs": "raylogs",
+    "find_deaths": "raylogs",
+    "find_nsys_reports": "nsight",
+    "find_ray_sessions": "raylogs",
+    "find_workers": "processes",
     "fold_ranks": "ranks",
-    "launch_json": "debugger.ray_debugger.launch",
-    "match_worker": "nsight.options.patterns",
-    "merge_runtime_env": "nsight.options.runtime_env",
-    "merge_stacks": "stacks.merge",
-    "monarch_setup": "debugger.launchers.on_monarch",
-    "nsight_runtime_env": "nsight.options.runtime_env",
-    "nvtx": "nsight.inside.ranges",
+    "launch_json": "debugger",
+    "match_worker": "nsight",
+    "merge_runtime_env": "nsight",
+    "merge_stacks": "stacks",
+    "monarch_setup": "debugger",
+    "nsight_runtime_env": "nsight",
+    "nvtx": "nsight",
     "parse_ranks": "ranks",
-    "patch_ray_nsight": "nsight.patch.change",
-    "post_mortem": "debugger.inside.crashes",
+    "patch_ray_nsight": "nsight",
+    "post_mortem": "debugger",
     "preflight": "diagnosis.preflight",
-    "ray_debug_sessions": "debugger.ray_debugger.sessions",
-    "ray_debugger_env": "debugger.launchers.on_ray",
-    "ray_debugger_setup": "debugger.launchers.on_ray",
-    "ray_nsight_status": "nsight.patch.change",
-    "read_collective_logs": "logscan.collectives",
-    "read_dumps": "flight_recorder.read",
-    "read_stacks": "stacks.parse",
-    "report_html": "report.page",
-    "request_dumps": "flight_recorder.request",
-    "revert_ray_nsight": "nsight.patch.change",
-    "run_on_nodes": "nodes.run",
-    "scan_logs": "logscan.scan",
-    "scope": "debugger.inside.scopes",
-    "set_trace": "debugger.inside.breakpoints",
+    "ray_debug_sessions": "debugger",
+    "ray_debugger_env": "debugger",
+    "ray_debugger_setup": "debugger",
+    "ray_nsight_status": "nsight",
+    "read_collective_logs": "logscan",
+    "read_dumps": "flight_recorder",
+    "read_stacks": "stacks",
+    "report_html": "report",
+    "request_dumps": "flight_recorder",
+    "revert_ray_nsight": "nsight",
+    "run_on_nodes": "nodes",
+    "scan_logs": "logscan",
+    "scope": "debugger",
+    "set_trace": "debugger",
     "snapshot": "diagnosis.snapshot",
     "watch": "watching.inside",
-    "write_launch_json": "debugger.ray_debugger.launch",
-    "write_report": "report.page",
-    "write_timeline": "flight_recorder.timeline.write",
+    "write_launch_json": "debugger",
+    "write_report": "report",
+    "write_timeline": "flight_recorder",
 }
 
 

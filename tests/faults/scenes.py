@@ -34,8 +34,8 @@ from distdebug.__main__ import main
 from distdebug.debugger.inside.arming import disarm
 from distdebug.diagnosis import collect
 from distdebug.flight_recorder.enable import disable_flight_recorder
-from distdebug.nsight.patch import application
-from distdebug.nsight.reports.model import NsysReport
+from distdebug.nsight import patch
+from distdebug.nsight.reports import NsysReport
 from distdebug.stacks import parse_stacks
 from distdebug.testing import SimulatedJob, make_dumps
 from distdebug.watching import HangReason, command_hook, webhook_hook
@@ -261,9 +261,9 @@ def _apply(folder: Path, target: int) -> Act:
 
     def act() -> object:
         with (
-            mock.patch.object(application, "patch_ray_nsight", change),
-            mock.patch.object(application, "_done", []),
-            mock.patch.object(application, "_WAIT_S", 0.2),
+            mock.patch.object(patch, "patch_ray_nsight", change),
+            mock.patch.object(patch, "_done", []),
+            mock.patch.object(patch, "_WAIT_S", 0.2),
         ):
             return distdebug.apply_ray_nsight_patch()
 

@@ -32,12 +32,18 @@ from distdebug.nsight import (
     ray_nsight_status,
     summarize_report,
 )
-from distdebug.nsight.installed import find_nsys, known_switches, nsys_version
-from distdebug.nsight.options.command import base_switches
-from distdebug.nsight.options.steps import StepRange
-from distdebug.nsight.options.switches import check_switches
-from distdebug.nsight.orphans import find_orphans
-from distdebug.nsight.raylet_log import nsight_log_findings
+from distdebug.nsight.doctor import (
+    find_nsys,
+    find_orphans,
+    known_switches,
+    nsight_log_findings,
+    nsys_version,
+)
+from distdebug.nsight.runtime_env import (
+    StepRange,
+    base_switches,
+    check_switches,
+)
 
 from .living import wait_until
 

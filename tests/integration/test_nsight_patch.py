@@ -24,7 +24,7 @@ from distdebug.nsight import (
     ray_nsight_status,
     revert_ray_nsight,
 )
-from distdebug.nsight.patch.text import mend_source
+from distdebug.nsight.patch import mend_source
 
 
 DATA = Path(__file__).parents[1] / "data" / "ray_nsight"
@@ -154,7 +154,7 @@ def test_foreign(is_open, plugin, everybody):
     plugin = Path(shutil.copy(plugin, everybody))
     plugin.chmod(0o644)
     code = (
-        "import os, sys, psutil, distdebug.nsight.patch.change as change;"
+        "import os, sys, psutil, distdebug.nsight.patch as change;"
         f"os.setgid({NOBODY}); os.setuid({NOBODY});"
         "print(change.patch_ray_nsight(sys.argv[1]).state)"
     )

@@ -16,8 +16,8 @@ from .output import print_json
 
 
 if TYPE_CHECKING:
-    from ..nsight.patch.model import PatchStatus
-    from ..nsight.reports.model import NsysReports
+    from ..nsight.patch import PatchStatus
+    from ..nsight.reports import NsysReports
 
 
 __all__ = ["add_parser", "run"]
@@ -140,7 +140,7 @@ def _patch(args: argparse.Namespace) -> int:
     if args.slurm is not None or args.ray is not None:
         return patch_everywhere(args)
 
-    from ..nsight.patch.change import (
+    from ..nsight.patch import (
         patch_ray_nsight,
         ray_nsight_status,
         revert_ray_nsight,
@@ -164,7 +164,7 @@ def _patch(args: argparse.Namespace) -> int:
 
 
 def _reports(args: argparse.Namespace) -> int:
-    from ..nsight.reports.summarize import summarize_report
+    from ..nsight.summary import summarize_report
 
     found = _found(args)
     summaries = [
@@ -184,7 +184,7 @@ def _reports(args: argparse.Namespace) -> int:
 
 
 def _collect(args: argparse.Namespace) -> int:
-    from ..nsight.reports.collect import collect_nsys_reports
+    from ..nsight.reports import collect_nsys_reports
 
     done = collect_nsys_reports(_found(args), args.output_dir)
     if args.json:
@@ -196,7 +196,7 @@ def _collect(args: argparse.Namespace) -> int:
 
 def _found(args: argparse.Namespace) -> NsysReports:
     from ..errors import NsightError
-    from ..nsight.reports.find import find_nsys_reports
+    from ..nsight.reports import find_nsys_reports
 
     found = find_nsys_reports(*args.places)
     if not found.reports:
@@ -232,7 +232,7 @@ def _check_places(places: Iterable[str]) -> None:
 
 def _match(args: argparse.Namespace) -> int:
     from .._text import clean
-    from ..nsight.options.patterns import match_worker
+    from ..nsight.runtime_env import match_worker
 
     pattern = match_worker(args.worker, args.patterns)
     if args.json:

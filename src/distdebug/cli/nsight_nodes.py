@@ -71,7 +71,7 @@ def patch_everywhere(args: argparse.Namespace) -> int:
 
 
 def _on_this_node(what: str, path: str | None) -> dict[str, Any]:
-    from ..nsight.patch import change
+    from ..nsight import patch as change
 
     calls: dict[str, Callable[[str | None], Any]] = {
         "patch": change.patch_ray_nsight,

@@ -14,8 +14,9 @@ import attrs
 from ..findings import Cause, Evidence, Location
 from ..flight_recorder.columns import Dumps
 from ..flight_recorder.sidecar import Sidecar
-from ..stacks.explain import ProcessView, explain_ranks
+from ..stacks.explain import explain_ranks
 from ..stacks.model import ProcessStacks, StackFrame, ThreadStack
+from ..stacks.view import ProcessView
 
 
 __all__ = ["ALIVE", "HostView", "all_stacks", "ended_well", "host_views"]

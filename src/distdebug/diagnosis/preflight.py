@@ -10,8 +10,8 @@ from typing import Any
 import attrs
 
 from .._showing import Block, Shown
-from ..capture.permission.check import check_blocks
-from ..capture.permission.rights import Check, check_capture
+from ..capture.permission.check import Check, check_blocks
+from ..capture.permission.rights import check_capture
 
 
 __all__ = ["PreflightReport", "preflight"]

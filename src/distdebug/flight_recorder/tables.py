@@ -18,7 +18,8 @@ import attrs
 import numpy as np
 
 from .._text import clean
-from .columns import COMPLETED, STARTED, Dumps, Frame, RankDump, Shape
+from .columns import COMPLETED, STARTED, Dumps, Frame, RankDump
+from .shapes import Shape
 
 
 __all__ = [

@@ -17,8 +17,9 @@ from .._lines.grams import PADDING, find_words
 from .blocks import BEHIND, Block, Part, read_blocks
 from .place import Place, count_lines, lines_with_words
 from .plan import HEADER_WORD, MOST_ALIKE, Plan, classify, without, words_of
+from .reader import HEADER
 from .rules import LogRule
-from .trace import HEADER, Trace, read_trace
+from .trace import Trace, read_trace
 
 
 __all__ = ["Event", "read_part"]

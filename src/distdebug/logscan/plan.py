@@ -11,8 +11,9 @@ import attrs
 
 from .._lines.grams import Index, build_index
 from ..findings import Cause
+from .reader import HEADER
 from .rules import LEAST_PRIORITY, LogRule
-from .trace import HEADER, Trace
+from .trace import Trace
 
 
 __all__ = [

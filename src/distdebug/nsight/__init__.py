@@ -9,23 +9,21 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .doctor import NsysHealth as NsysHealth
     from .doctor import check_nsys as check_nsys
-    from .inside.ranges import nvtx as nvtx
-    from .inside.steps import StepProfiler as StepProfiler
-    from .options.patterns import match_worker as match_worker
-    from .options.runtime_env import merge_runtime_env as merge_runtime_env
-    from .options.runtime_env import nsight_runtime_env as nsight_runtime_env
-    from .patch.application import (
-        apply_ray_nsight_patch as apply_ray_nsight_patch,
-    )
-    from .patch.change import patch_ray_nsight as patch_ray_nsight
-    from .patch.change import ray_nsight_status as ray_nsight_status
-    from .patch.change import revert_ray_nsight as revert_ray_nsight
-    from .patch.model import PatchStatus as PatchStatus
-    from .raylet_log import raylet_findings as raylet_findings
-    from .reports.collect import collect_nsys_reports as collect_nsys_reports
-    from .reports.find import find_nsys_reports as find_nsys_reports
-    from .reports.model import NsysReports as NsysReports
-    from .reports.summarize import summarize_report as summarize_report
+    from .doctor import raylet_findings as raylet_findings
+    from .patch import PatchStatus as PatchStatus
+    from .patch import apply_ray_nsight_patch as apply_ray_nsight_patch
+    from .patch import patch_ray_nsight as patch_ray_nsight
+    from .patch import ray_nsight_status as ray_nsight_status
+    from .patch import revert_ray_nsight as revert_ray_nsight
+    from .ranges import StepProfiler as StepProfiler
+    from .ranges import nvtx as nvtx
+    from .reports import NsysReports as NsysReports
+    from .reports import collect_nsys_reports as collect_nsys_reports
+    from .reports import find_nsys_reports as find_nsys_reports
+    from .runtime_env import match_worker as match_worker
+    from .runtime_env import merge_runtime_env as merge_runtime_env
+    from .runtime_env import nsight_runtime_env as nsight_runtime_env
+    from .summary import summarize_report as summarize_report
 else:
     from .._lazy import lazy_names
 

@@ -4,29 +4,297 @@ Will nsys be able to profile workers on this node?
 
 from __future__ import annotations
 
+import functools
 import os
+import re
+import shutil
 import tempfile
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import attrs
+import psutil
 
 from .._files import is_file, matching, resolved
+from .._lines import LogLine, read_lines, walk_logs
 from .._showing import Block, Shown
 from .._text import clean
 from ..capture.permission.check import Check, check_blocks
+from ..capture.tool import run_tool
 from ..findings import Cause, Evidence, Finding, Missing
 from ..findings.text import finding_entries
-from .installed import find_nsys, nsys_version
-from .orphans import find_orphans
-from .patch.change import ray_nsight_status
-from .raylet_log import raylet_findings
+from .patch import ray_nsight_status
 
 
-__all__ = ["NsysHealth", "check_nsys"]
+_TIMEOUT_S = 10.0
+_VERSION = re.compile(r"\b(20\d\d\.\d{1,3}(?:\.\d{1,5}){0,3})")
+# One line of the help names one switch: "-t, --trace=".
+_SWITCH = re.compile(
+    r"\s{0,16}(?:-(?P<short>\w), )?--(?P<long>[a-z][a-z0-9-]{0,60})"
+    r"(?P<either>\[\w{1,20}\|\w{1,20}\])?(?:[=\[ <].{0,200})?"
+)
+
+
+def find_nsys(nsys: str = "nsys") -> str | None:
+    """
+    Where is nsys?
+
+    Args:
+        nsys: Its name, or a path.
+
+    Returns:
+        Its path; ``None`` if it is not installed here.
+    """
+    return shutil.which(nsys)
+
+
+def nsys_version(path: str, *, timeout_s: float = _TIMEOUT_S) -> str | None:
+    """
+    Which version of nsys is this?
+
+    Args:
+        path: Where it is.
+
+        timeout_s: How long it may take to answer, in seconds.
+
+    Returns:
+        Such as ``"2022.4.2.1"``; ``None`` if it does not tell.
+    """
+    match = _VERSION.search(_answer(path, "--version", timeout_s=timeout_s))
+    return match[1] if match else None
+
+
+def known_switches(
+    path: str, *, timeout_s: float = _TIMEOUT_S
+) -> Mapping[str, str]:
+    """
+    Which options does ``nsys profile`` have, and what does it say of them?
+
+    Args:
+        path: Where nsys is.
+
+        timeout_s: How long it may take to answer, in seconds.
+
+    Returns:
+        As `read_switches`; nothing if it does not answer.
+    """
+    try:
+        changed = Path(path).stat().st_mtime_ns
+    except OSError:
+        return {}
+
+    return _known(path, changed, timeout_s)
+
+
+@functools.lru_cache(8)
+def _known(path: str, _changed: int, timeout_s: float) -> Mapping[str, str]:
+    text = _answer(path, "profile", "--help", timeout_s=timeout_s)
+    return read_switches(text)
+
+
+def read_switches(text: str) -> dict[str, str]:
+    """
+    Read what ``nsys profile --help`` prints.
+
+    Args:
+        text: The output.
+
+    Returns:
+        For each name of an option, short and long, without dashes, what is
+        said about it.
+    """
+    found: dict[str, str] = {}
+    names: list[str] = []
+    about: list[str] = []
+    for line in [*text.splitlines(), "--end"]:
+        match = _SWITCH.fullmatch(line.rstrip())
+        if match is None:
+            about.append(line.strip())
+            continue
+        found.update(dict.fromkeys(names, " ".join(about).strip()))
+        names, about = _names(match), []
+    return found
+
+
+def _names(match: re.Match[str]) -> list[str]:
+    short, long, either = match["short"], match["long"], match["either"]
+    if either:
+        return [long + end for end in either[1:-1].split("|")]
+    return [name for name in (short, long) if name]
+
+
+def _answer(*argv: str, timeout_s: float) -> str:
+    try:
+        answer = run_tool(argv, timeout_s=timeout_s)
+    except OSError:
+        return ""
+    # Some versions print their help to the standard error.
+    return answer.output or answer.complaint
+
+
+_AGENT = "--start-agent"
+# "--session-name=profile-python-8173": the last number is that of the command
+# which started the agent, unless the user named the session.
+_SESSION = re.compile(r"--session-name=.{0,400}-([0-9]{1,7})")
+
+
+def all_processes() -> Iterator[psutil.Process]:
+    """
+    Which processes does this node show?
+
+    Yields:
+        All of them; none where even their list is not shown.
+    """
+    with suppress(OSError):
+        yield from psutil.process_iter()
+
+
+def find_orphans() -> tuple[int, ...]:
+    """
+    Which agents of nsys have nobody left whom they serve?
+
+    Returns:
+        Their numbers, as far as we may see.
+    """
+    agents: dict[int, list[str]] = {}
+    commands = set()
+    for process in all_processes():
+        with suppress(psutil.Error, OSError):
+            words = process.cmdline()
+            if not words or words[0].rpartition("/")[2] != "nsys":
+                continue
+            if _AGENT in words:
+                agents[process.pid] = words
+            else:
+                commands.add(process.pid)
+    return tuple(
+        sorted(
+            p for p, words in agents.items() if not _served(words, commands)
+        )
+    )
+
+
+def _served(words: list[str], commands: set[int]) -> bool:
+    matches = filter(None, map(_SESSION.fullmatch, words))
+    numbers = {int(match[1]) for match in matches}
+    return bool(numbers & commands) if numbers else bool(commands)
+
+
+_NOT_FOUND = re.compile(r"Program not found: python[0-9.]{0,5}\s*$")
+_NO_RAY = re.compile(r"ModuleNotFoundError: No module named '?ray\b")
+_LATE = re.compile(r"have not registered within the timeout")
+_FILE = re.compile(r"raylet\.(?:err|out)(?:\.[0-9]{1,4})?(?:\.(?:gz|bz2|xz))?")
+_NSYS = re.compile(r"\.(?:nsys-rep|qdstrm)\b|\bnsys profile\b")
+_REMEDY = (
+    "run 'distdebug nsight patch' on every node before 'ray start', or let "
+    'the worker start by nsight_runtime_env(mode="py_executable")'
+)
+
+
+def nsight_log_findings(
+    *sources: str | os.PathLike[str] | Iterable[str],
+) -> tuple[Finding, ...]:
+    """
+    Do logs of raylets show that nsys started the wrong Python?
+
+    Args:
+        sources: Files, or lines, of ``raylet.err`` and ``raylet.out`` of one
+            node.
+
+    Returns:
+        A finding with the cause ``nsight_wrong_python``, or nothing.  A
+        worker without Ray is one only if nsys was seen to start it.
+
+    Raises:
+        OSError: A file cannot be read.
+
+        ValueError: It is no ordinary file, or damaged.
+    """
+    return _find(chain.from_iterable(map(read_lines, sources)))
+
+
+def raylet_findings(
+    *places: str | os.PathLike[str],
+) -> tuple[tuple[Finding, ...], tuple[Missing, ...]]:
+    """
+    On which nodes did nsys start the wrong Python?
+
+    Args:
+        places: Folders, such as a session of Ray, or the logs of several
+            nodes; or files ``raylet.err`` and ``raylet.out``, best both.
+
+    Returns:
+        At most one finding for each folder of logs, and what could not be
+        read, or not to its end.
+    """
+    logs: dict[Path, list[Path]] = defaultdict(list)
+    walk = walk_logs([Path(place).absolute() for place in places])
+    for path in walk:
+        if _FILE.fullmatch(path.name):
+            logs[path.parent].append(path)
+    missing = walk.missing
+    found = [
+        finding
+        for files in logs.values()
+        for finding in _find(_readable(files, missing))
+    ]
+    return tuple(found), tuple(missing)
+
+
+def _readable(
+    files: Iterable[Path], missing: list[Missing]
+) -> Iterator[LogLine]:
+    """
+    The lines of those that can be read; the others are added to *missing*.
+    """
+    for path in files:
+        try:
+            yield from read_lines(path)
+        except (OSError, ValueError) as exc:
+            missing.append(Missing.log(path, exc))
+
+
+def _find(lines: Iterable[LogLine]) -> tuple[Finding, ...]:
+    rules = {"lost": _NOT_FOUND, "no ray": _NO_RAY, "late": _LATE}
+    first: dict[str, LogLine] = {}
+    is_nsys = False
+    for line in lines:
+        is_nsys = is_nsys or bool(_NSYS.search(line.text))
+        for name, rule in rules.items():
+            if name not in first and rule.search(line.text):
+                first[name] = line
+    if "lost" in first:
+        what = "there is no 'python' on the PATH of the raylet"
+    elif "no ray" in first and is_nsys:
+        what = "the 'python' on the PATH of the raylet is one without Ray"
+    else:
+        return ()
+
+    finding = Finding(
+        cause=Cause.NSIGHT_WRONG_PYTHON,
+        ranks=(),
+        summary=f"workers do not start under nsys: {what}, and Ray's nsight "
+        "plugin takes it in place of the worker's own",
+        confidence="certain" if "late" in first else "likely",
+        remedy=_REMEDY,
+        evidence=tuple(_evidence(line) for line in first.values()),
+    )
+    return (finding,)
+
+
+def _evidence(line: LogLine) -> Evidence:
+    return Evidence(
+        kind="log",
+        source=line.source,
+        location=f"line {line.number}",
+        quote=clean(line.text),
+    )
+
 
 _PARANOID = Path("/proc/sys/kernel/perf_event_paranoid")
 _IMPORTER = "QdstrmImporter"

@@ -24,8 +24,9 @@ import attrs
 from .._text import clean
 from ..bundle.wanted import Wanted
 from ..errors import CaptureError
+from ..nodes.model import Bound, Ended
 from ..nodes.parcel import unpack_answer
-from ..nodes.process import Bound, Ended, run_process
+from ..nodes.process import run_process
 from .hang import Hang, HangReason
 from .order import Order, Response
 

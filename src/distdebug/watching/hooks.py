@@ -23,7 +23,8 @@ from pathlib import Path
 
 from .._text import clean
 from ..errors import ConfigError, HookError
-from ..nodes.process import Bound, Ended, run_process
+from ..nodes.model import Bound, Ended
+from ..nodes.process import run_process
 from .given import a_number
 from .hang import Hang
 from .log import say

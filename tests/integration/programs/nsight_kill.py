@@ -15,7 +15,21 @@ from pathlib import Path
 
 import psutil
 
-from distdebug.nsight.patch import change
+from distdebug.nsight import patch
+
+
+PURE = {"judge_source", "mend_source", "unmend_source"}
+
+
+def is_pure(frame):
+    """
+    Whether a frame only computes, by itself or for one that does.
+    """
+    while frame and frame.f_code.co_filename.endswith("/nsight/patch.py"):
+        if frame.f_code.co_name in PURE:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def digest(path):
@@ -39,8 +53,10 @@ def killed_before(line, path):
     def trace(frame, event, arg):
         nonlocal left
         file = frame.f_code.co_filename
-        # The second only computes.
-        if "/nsight/patch/" not in file or file.endswith("/text.py"):
+        if not file.endswith("/nsight/patch.py"):
+            return None
+        # Those only compute.
+        if event == "call" and is_pure(frame):
             return None
         if event == "line":
             left -= 1
@@ -49,7 +65,7 @@ def killed_before(line, path):
         return trace
 
     sys.settrace(trace)
-    change.patch_ray_nsight(path)
+    patch.patch_ray_nsight(path)
     sys.settrace(None)
     os._exit(0)
 
@@ -61,11 +77,11 @@ def main(path):
     # Those that run do not matter here, and take long to look at.
     psutil.process_iter = list
     # Nothing is imported when it counts.
-    change.ray_nsight_status(path)
+    patch.ray_nsight_status(path)
     original, seen, line = path.read_bytes(), set(), 1
     while killed_before(line, path):
         seen.add(digest(path))
-        after = change.patch_ray_nsight(path)
+        after = patch.patch_ray_nsight(path)
         left = sorted(x.name for x in path.parent.iterdir() if x != path)
         if after.state != "patched" or left not in ([], ["__pycache__"]):
             sys.exit(f"killed before line {line}: {after}, {left}")

@@ -13,8 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from distdebug.nsight.inside import capture_range, marker
-from distdebug.nsight.patch import application
+from distdebug.nsight import patch, ranges
 
 
 DATA = Path(__file__).parents[2] / "data" / "ray_nsight"
@@ -57,10 +56,10 @@ def quiet_node(monkeypatch: pytest.MonkeyPatch) -> None:
         if name.partition(".")[0] in {"ray", "torch"}:
             monkeypatch.delitem(sys.modules, name)
     # What a process finds out once holds for its life, and no door forgets it.
-    for function in (marker._of_torch, marker._of_package):
+    for function in (ranges._marker_of_torch, ranges._of_package):
         function.cache_clear()
-    capture_range._library.cache_clear()
-    monkeypatch.setattr(application, "_done", [])
+    ranges._library.cache_clear()
+    monkeypatch.setattr(patch, "_done", [])
 
 
 @pytest.fixture

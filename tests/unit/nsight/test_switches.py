@@ -10,7 +10,7 @@ import pytest
 
 from distdebug.errors import NsightError
 from distdebug.nsight import check_nsys, nsight_runtime_env
-from distdebug.nsight.installed import known_switches
+from distdebug.nsight.doctor import known_switches
 
 
 HELP = """

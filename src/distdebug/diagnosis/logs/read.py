@@ -30,7 +30,7 @@ from ...logscan.collectives import (
 )
 from ...logscan.model import LogGroup, ScanReport
 from ...logscan.scan import scan_logs
-from ...nsight.raylet_log import raylet_findings
+from ...nsight.doctor import raylet_findings
 from ...raylogs.deaths.find import find_deaths
 from ...raylogs.deaths.model import Death, Deaths
 from ...raylogs.driver.model import DriverLog

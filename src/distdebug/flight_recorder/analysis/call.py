@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import attrs
 
-from ..columns import Shape
 from ..reading.sizes import count_elements
+from ..shapes import Shape
 from .operations import Operation
 
 

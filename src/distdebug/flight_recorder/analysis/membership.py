@@ -15,8 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 
 from ...findings import GroupRef
-from ..columns import Dumps, GroupStatus, RankDump, Shape
+from ..columns import Dumps, GroupStatus, RankDump
 from ..reading.sizes import count_elements
+from ..shapes import Shape
 
 
 __all__ = ["Group", "Membership", "find_groups", "group_status"]

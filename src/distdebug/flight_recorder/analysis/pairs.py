@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ...findings import Cause, CollectiveRef, Finding
 from ...ranks import ranks_text
-from ..columns import Shape
+from ..shapes import Shape
 from .evidence import record_evidence
 from .job import Job
 from .p2p import Channel, Side

@@ -9,7 +9,8 @@ had come.
 from __future__ import annotations
 
 from .conclude import collective_findings
-from .gather import PathsOrLines, read_collective_logs
+from .gather import read_collective_logs
+from .given import PathsOrLines
 from .logs import CollectiveLogs
 from .model import (
     BarrierFailure,

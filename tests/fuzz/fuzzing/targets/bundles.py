@@ -22,7 +22,7 @@ from distdebug.diagnosis.logs.places import find_places
 from distdebug.errors import BundleError
 from distdebug.findings import Missing
 from distdebug.health import environs_of, judge_node_facts, node_facts
-from distdebug.nsight.reports.join import join_workers
+from distdebug.nsight.reports import join_workers
 
 from ..places import file_of, folder_of
 from ..target import HERE, target

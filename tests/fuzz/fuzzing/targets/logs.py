@@ -13,7 +13,7 @@ from distdebug.logscan import (
     read_collective_logs,
     scan_logs,
 )
-from distdebug.nsight.raylet_log import nsight_log_findings
+from distdebug.nsight.doctor import nsight_log_findings
 from distdebug.startup import detect_phase
 from distdebug.startup.bars import parse_bars, parse_number
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from distdebug.errors import MeshError, PatternError
 from distdebug.identity import identify
 from distdebug.nsight import match_worker
-from distdebug.nsight.options.steps import parse_step_range
+from distdebug.nsight.runtime_env import parse_step_range
 from distdebug.processes import compile_patterns
 from distdebug.processes.roles.titles import parse_title, rank_of_title
 from distdebug.ranks import (

@@ -4,13 +4,14 @@ What nsys prints and writes.
 
 from __future__ import annotations
 
-from distdebug.nsight import find_nsys_reports
-from distdebug.nsight.installed import read_switches
-from distdebug.nsight.patch.text import judge_source, mend_source
-from distdebug.nsight.reports import summarize
-from distdebug.nsight.reports.join import join_workers
-from distdebug.nsight.reports.names import parse_report_name
-from distdebug.nsight.reports.worker_logs import WorkerLogs
+from distdebug.nsight import find_nsys_reports, summary
+from distdebug.nsight.doctor import read_switches
+from distdebug.nsight.patch import judge_source, mend_source
+from distdebug.nsight.reports import (
+    WorkerLogs,
+    join_workers,
+    parse_report_name,
+)
 
 from ..places import file_of, folder_of
 from ..target import HERE, target
@@ -21,8 +22,8 @@ def nsys_csv(data: bytes) -> object:
     """
     A table of ``nsys stats``.
     """
-    rows = summarize._rows([file_of(data, "out_nvtx_sum.csv")])
-    return summarize.ReportSummary(path="report", ranges=rows)
+    rows = summary._rows([file_of(data, "out_nvtx_sum.csv")])
+    return summary.ReportSummary(path="report", ranges=rows)
 
 
 @target()
@@ -32,7 +33,7 @@ def nsys_help(data: bytes) -> object:
     """
     text = data.decode("utf-8", "replace")
     read_switches(text)
-    return len(summarize._chosen(summarize._known(text)))
+    return len(summary._chosen(summary._known(text)))
 
 
 @target()

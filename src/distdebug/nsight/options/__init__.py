@@ -1,3 +1,0 @@
-"""
-Who is to be profiled, in which steps, and with what options?
-"""

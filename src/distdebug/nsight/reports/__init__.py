@@ -1,3 +1,0 @@
-"""
-Which report belongs to which worker, and what does it tell?
-"""
