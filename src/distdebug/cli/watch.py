@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
     from ..processes.model import Worker
     from ..watching.config import HangDebugConfig
-    from ..watching.duty import Duty
-    from ..watching.hang import Hang, HangReason, Hook
-    from ..watching.order import Order, Response
+    from ..watching.handler import Duty
+    from ..watching.hang import Hang, HangReason, Hook, Order, Response
 
 
 __all__ = ["add_parser", "run"]
@@ -72,10 +71,9 @@ def run(args: argparse.Namespace) -> int:
     """
     Watch until the job is over; 1 if a snapshot found anything.
     """
-    from ..watching.duty import Duty
-    from ..watching.given import a_number
-    from ..watching.progress import ProgressSensor
-    from ..watching.watch import poll_of, watch_processes
+    from ..watching.config import a_number
+    from ..watching.handler import Duty
+    from ..watching.watch import ProgressSensor, poll_of, watch_processes
 
     a_number(args.floor, "--floor", least=0.1)
     config = _config(args)
@@ -129,7 +127,7 @@ def _config(args: argparse.Namespace) -> HangDebugConfig:
 
 def _order(args: argparse.Namespace, config: HangDebugConfig) -> Order:
     from ..bundle.wanted import Wanted
-    from ..watching.order import Order
+    from ..watching.hang import Order
 
     return Order(
         output_dir=config.resolve(args.log_dir),
@@ -148,8 +146,8 @@ def _sense(args: argparse.Namespace) -> Callable[..., object] | None:
     if not (args.progress or args.gpu):
         return None
 
-    from ..watching.senses.gpu import GpuActivity
-    from ..watching.senses.sources import FilesState, last_known
+    from ..watching.gpu_activity import GpuActivity
+    from ..watching.senses import FilesState, last_known
 
     files = FilesState(args.progress or ())
     gpu = GpuActivity() if args.gpu else lambda _: None
@@ -157,7 +155,7 @@ def _sense(args: argparse.Namespace) -> Callable[..., object] | None:
 
 
 def _warn_of_missing(pids: Iterable[int]) -> None:
-    from ..watching.crew import Crew
+    from ..watching.handler import Crew
 
     there = Crew(pids).look(0.0)
     for pid in pids:

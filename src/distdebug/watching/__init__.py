@@ -9,22 +9,22 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .config import ONLY_PROGRESS as ONLY_PROGRESS
     from .config import HangDebugConfig as HangDebugConfig
-    from .crew import Crew as Crew
-    from .duty import Duty as Duty
-    from .given import a_number as a_number
+    from .config import a_number as a_number
+    from .gpu_activity import GpuActivity as GpuActivity
+    from .handler import Crew as Crew
+    from .handler import Duty as Duty
     from .hang import Hang as Hang
     from .hang import HangReason as HangReason
     from .hang import Hook as Hook
     from .hang import NotYet as NotYet
+    from .hang import Order as Order
+    from .hang import Response as Response
     from .hooks import command_hook as command_hook
     from .hooks import webhook_hook as webhook_hook
     from .inside import Watch as Watch
-    from .order import Order as Order
-    from .order import Response as Response
-    from .progress import ProgressSensor as ProgressSensor
-    from .senses.gpu import GpuActivity as GpuActivity
-    from .senses.sources import FilesState as FilesState
-    from .senses.sources import last_known as last_known
+    from .senses import FilesState as FilesState
+    from .senses import last_known as last_known
+    from .watch import ProgressSensor as ProgressSensor
     from .watch import poll_of as poll_of
     from .watch import watch_processes as watch_processes
 else:

@@ -27,8 +27,7 @@ from ..errors import CaptureError
 from ..nodes.model import Bound, Ended
 from ..nodes.parcel import unpack_answer
 from ..nodes.process import run_process
-from .hang import Hang, HangReason
-from .order import Order, Response
+from .hang import Hang, HangReason, Order, Response
 
 
 __all__ = ["ask_child", "main"]

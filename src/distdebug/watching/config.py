@@ -18,18 +18,118 @@ import math
 import os
 import re
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from difflib import get_close_matches
+from numbers import Real
 from pathlib import Path
+from typing import Any
 
 import attrs
 
+from .._files import read_ordinary
 from .._text import clean
-from ..errors import ConfigError
-from .job_file import read_job_file
+from ..errors import ConfigError, MissingDependencyError
 
 
-__all__ = ["ONLY_PROGRESS", "HangDebugConfig", "wrong_value"]
+_MOST_BYTES = 1 << 18
+_REMEDY = "write a section, such as: debug: {enabled: true}"
+_MOST_VALUES = 100_000
+_MOST_DEPTH = 1000
+_BRACKETS = re.compile(rb"[][{}]")
+
+
+def read_job_file(path: str | os.PathLike[str]) -> Mapping[object, object]:
+    """
+    Read a job file in YAML.
+
+    Args:
+        path: The file, of at most 256 KiB.
+
+    Returns:
+        The sections by name; nothing for an empty file.
+
+    Raises:
+        ConfigError: The file cannot be read, is no YAML, or is not made of
+            sections.
+
+        MissingDependencyError: PyYAML is not installed.
+    """
+    try:
+        import yaml
+    except ImportError:
+        msg = "to read job files, PyYAML is needed, which is not installed"
+        raise MissingDependencyError(
+            msg, remedy="pip install pyyaml"
+        ) from None
+
+    name = clean(os.fspath(path), limit=400)
+    try:
+        data = read_ordinary(path, _MOST_BYTES)
+        _check_depth(data)
+        document = _build(yaml.SafeLoader(data))
+    except OSError as error:
+        msg = f"{name}: cannot be read: {error.strerror}"
+        raise ConfigError(
+            msg, remedy="see that it is there, and that you may read it"
+        ) from None
+    except (
+        yaml.YAMLError,
+        ValueError,
+        OverflowError,
+        RecursionError,
+    ) as error:
+        msg = f"{name}: cannot be understood: {clean(str(error), limit=300)}"
+        raise ConfigError(msg, remedy=_REMEDY) from None
+
+    if document is None:
+        return {}
+    if not isinstance(document, Mapping):
+        msg = f"{name}: must be made of sections with names"
+        raise ConfigError(msg, remedy=_REMEDY)
+    return document
+
+
+def _check_depth(data: bytes) -> None:
+    """
+    Refuse brackets in brackets: at each, PyYAML looks at all that are open.
+    """
+    depth = 0
+    for bracket in _BRACKETS.findall(data):
+        depth = max(depth + (1 if bracket in b"[{" else -1), 0)
+        if depth > _MOST_DEPTH:
+            msg = f"more than {_MOST_DEPTH:,} brackets are open"
+            raise ValueError(msg)
+
+
+def _build(loader: Any) -> object:
+    try:
+        root = loader.get_single_node()
+        if root is None:
+            return None
+
+        _check_size(root)
+        return loader.construct_document(root)
+    finally:
+        loader.dispose()
+
+
+def _check_size(root: Any) -> None:
+    """
+    Refuse values that are many, counting those again that have an alias.
+    """
+    waiting, count = [root], 0
+    while waiting:
+        count += 1
+        if count + len(waiting) > _MOST_VALUES:
+            msg = f"more than {_MOST_VALUES:,} values"
+            raise ValueError(msg)
+
+        value = waiting.pop().value
+        if isinstance(value, list):  # of nodes, or of pairs of nodes
+            for part in value:
+                waiting.extend(part if isinstance(part, tuple) else (part,))
+
 
 _SECTION = "debug"
 _PLACEHOLDER = re.compile(r"\{(\w*)\}")
@@ -212,3 +312,173 @@ def _show(value: object) -> str:
     if is_short:
         return clean(repr(value), limit=80)
     return f"a value of type {type(value).__name__}"
+
+
+# Longer than any job, and no clock overflows.
+MOST_S = 1e6
+
+
+def a_number(
+    value: object,
+    name: str,
+    *,
+    least: float,
+    most: float = MOST_S,
+    unit: str = " s",
+) -> float:
+    """
+    Take a number.
+
+    Args:
+        value: What was given.
+
+        name: What it was given for.
+
+        least: The smallest that makes sense.
+
+        most: The largest that makes sense.
+
+        unit: What to write after a number.
+
+    Returns:
+        The number.
+
+    Raises:
+        ConfigError: It is none, or makes no sense.
+    """
+    if isinstance(value, Real) and not isinstance(value, bool):
+        number = math.inf
+        with suppress(OverflowError):
+            number = float(value)
+        if least <= number <= most:
+            return number
+
+    raise wrong_value(
+        value, name, f"a number from {least:g}{unit} to {most:,.0f}{unit}"
+    )
+
+
+def a_folder(value: object, name: str) -> Path:
+    """
+    Take the path of a file or folder.
+
+    Args:
+        value: What was given.
+
+        name: What it was given for.
+
+    Returns:
+        Where it is, also after the program goes to another folder.
+
+    Raises:
+        ConfigError: It is no path.
+    """
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise wrong_value(value, name, "a path")
+
+    try:
+        return Path(text).absolute()
+    except OSError as error:  # the folder where we are is gone
+        msg = f"{name}: {clean(text, limit=80)} is nowhere: {error.strerror}"
+        raise ConfigError(msg, remedy="give a whole path") from None
+
+
+def several_paths(value: object, name: str) -> tuple[Path, ...]:
+    """
+    Take one path, or several.
+
+    Args:
+        value: What was given.
+
+        name: What it was given for.
+
+    Returns:
+        As :func:`a_folder` does.
+
+    Raises:
+        ConfigError: One of them is no path.
+    """
+    if isinstance(value, (str, os.PathLike)):
+        value = (value,)
+    if not isinstance(value, Iterable):
+        raise wrong_value(value, name, "a path, or several")
+
+    return tuple(a_folder(path, name) for path in value)
+
+
+def a_function(value: Any, name: str) -> Callable[..., Any]:
+    """
+    Take something that can be called.
+
+    Args:
+        value: What was given.
+
+        name: What it was given for.
+
+    Returns:
+        The same.
+
+    Raises:
+        ConfigError: It cannot be called.
+    """
+    if callable(value):
+        return value  # type: ignore[no-any-return]
+
+    is_command = name == "on_hang" and isinstance(value, str)
+    raise wrong_value(
+        value,
+        name,
+        "a function",
+        remedy='command_hook("…") runs a command' if is_command else None,
+    )
+
+
+def several_functions(value: object, name: str) -> tuple[Any, ...]:
+    """
+    Take one function, or several, or none.
+
+    Args:
+        value: What was given.
+
+        name: What it was given for.
+
+    Returns:
+        All of them.
+
+    Raises:
+        ConfigError: One of them cannot be called.
+    """
+    if value is None:
+        return ()
+
+    is_one = callable(value) or isinstance(value, str)
+    many = (value,) if is_one or not isinstance(value, Iterable) else value
+    return tuple(a_function(one, name) for one in many)
+
+
+def a_config(value: object) -> HangDebugConfig:
+    """
+    Take a configuration.
+
+    Args:
+        value: One, or the ``debug:`` section of a job file, or the path of
+            that file.
+
+    Returns:
+        The configuration; if there is none, only a lack of progress counts.
+
+    Raises:
+        ConfigError: It cannot be used.
+    """
+    if value is None:
+        return ONLY_PROGRESS
+    if isinstance(value, HangDebugConfig):
+        return value
+    if isinstance(value, Mapping):
+        return HangDebugConfig.from_dict(value)
+    if isinstance(value, (str, os.PathLike)):
+        return HangDebugConfig.from_file(a_folder(value, "config"))
+
+    expected = "a HangDebugConfig, a debug: section, or the path of a job file"
+    raise wrong_value(value, "config", expected)

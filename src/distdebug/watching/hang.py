@@ -4,20 +4,23 @@ What is told when a job makes no progress?
 
 from __future__ import annotations
 
+import logging
 import socket
+import threading
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import attrs
 
+from .._in_time import in_time
 from .._showing import Block, Lines, Shown
 from .._text import clean
+from ..bundle.wanted import Wanted
 from ..findings import Cause
-
-
-__all__ = ["Hang", "HangReason", "Hook", "NotYet"]
 
 
 @attrs.frozen(kw_only=True)
@@ -144,3 +147,101 @@ class Hang(Shown):
 
 
 Hook = Callable[[Hang], object]
+
+
+Outcome = Literal["explained", "taken", "elsewhere", "busy", "fine"]
+
+
+@attrs.frozen(kw_only=True)
+class Order:
+    """
+    What to take when a job makes no progress, and where to.
+
+    Attributes:
+        output_dir: The folder; the same on all nodes if they share it.
+
+        wanted: What to take.  Without processes, the workers of the job that
+            *inside* belongs to are taken.
+
+        inside: The rank that asks for it; ``None`` if nobody of the job does.
+
+        but: Snapshots that had part in before.
+
+        patience_s: For how many seconds a job may write a checkpoint or
+            compile.
+
+        running_s: For how many seconds a rank may compute while the others
+            wait for it.
+    """
+
+    output_dir: Path
+    wanted: Wanted
+    inside: int | None = None
+    but: frozenset[Path] = frozenset()
+    patience_s: float = 1800.0
+    running_s: float = 300.0
+
+
+class Response(NamedTuple):
+    """
+    What was done.
+
+    Attributes:
+        outcome: ``"explained"``; ``"taken"`` if another node explains it;
+            ``"elsewhere"`` if another watcher of this node took it already;
+            ``"busy"`` if one does so now; ``"fine"`` if nothing hangs.
+
+        summary: Why, in one line.
+
+        bundle: The folder of all nodes, if there is one.
+
+        hang: What was found, if it was explained here.
+    """
+
+    outcome: Outcome
+    summary: str
+    bundle: Path | None = None
+    hang: Hang | None = None
+
+
+_logger = logging.getLogger("distdebug")
+_PATIENCE_S = 2.0
+
+
+def say(
+    level: int, text: str, *args: object, error: BaseException | None = None
+) -> None:
+    """
+    Log something; on a thread that is not the main one, in bounded time.
+
+    Args:
+        level: How bad it is, as *logging* counts.
+
+        text: What to say, with a ``%s`` for each of *args*.
+
+        args: What to fill in.
+
+        error: Of what to show the traceback.
+    """
+    log = partial(_logger.log, level, text, *args, exc_info=error)
+    if threading.current_thread() is threading.main_thread():
+        with suppress(Exception):
+            log()
+    elif _logger.isEnabledFor(level):
+        with suppress(BaseException):
+            in_time(log, _PATIENCE_S)
+
+
+def is_the_end(error: BaseException) -> bool:
+    """
+    Tell whether an exception is meant to end the program.
+
+    Args:
+        error: What was caught.
+
+    Returns:
+        Whether it is Ctrl-C, or a wish to exit, on the main thread.  On any
+        other, it is a mistake like others, and ends nothing.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    return is_main and not isinstance(error, Exception)

@@ -25,12 +25,9 @@ from .._text import clean
 from ..errors import ConfigError, HookError
 from ..nodes.model import Bound, Ended
 from ..nodes.process import run_process
-from .given import a_number
-from .hang import Hang
-from .log import say
-from .webhook.address import read_address
-from .webhook.message import message_for
-from .webhook.post import post
+from .config import a_number
+from .hang import Hang, say
+from .webhook import message_for, post, read_address
 
 
 __all__ = ["command_hook", "webhook_hook"]
@@ -105,7 +102,7 @@ def webhook_hook(
     Args:
         file: Holds the address in its first line, and below it headers, as
             ``Name: value``; see
-            :func:`~distdebug.watching.webhook.address.read_address`.  It is
+            :func:`~distdebug.watching.webhook.read_address`.  It is
             read again for every message, so that the address can be changed.
 
         timeout_s: How long it may take until the message has arrived, in

@@ -24,9 +24,8 @@ from ..flight_recorder.recording.current import current_recording
 from ..flight_recorder.recording.trace import read_progress
 from ..identity import current_identity
 from .child import ask_child
-from .config import HangDebugConfig
-from .duty import Duty
-from .given import (
+from .config import (
+    HangDebugConfig,
     a_config,
     a_folder,
     a_function,
@@ -34,19 +33,10 @@ from .given import (
     several_functions,
     several_paths,
 )
-from .hang import Hang, HangReason, Hook
-from .log import say
-from .order import Order, Response
-from .progress import ProgressSensor
-from .senses.sources import (
-    FilesState,
-    InTime,
-    last_known,
-    step,
-    steps,
-    switches,
-)
-from .watch import LEAST_POLL_S, poll_of, watch_processes
+from .handler import Duty
+from .hang import Hang, HangReason, Hook, Order, Response, say
+from .senses import FilesState, InTime, last_known, step, steps, switches
+from .watch import LEAST_POLL_S, ProgressSensor, poll_of, watch_processes
 
 
 __all__ = ["Watch", "watch"]

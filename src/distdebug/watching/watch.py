@@ -19,17 +19,222 @@ import attrs
 from ..processes.find import find_workers
 from ..processes.model import Worker
 from ..processes.roles.patterns import compile_patterns
-from .alarm import ProgressAlarm
-from .config import HangDebugConfig
-from .crew import Crew, crew_of
-from .given import a_number
-from .hang import HangReason, NotYet
-from .log import is_the_end, say
-from .progress import ProgressSensor
-from .senses.sources import switches
+from .config import HangDebugConfig, a_number
+from .handler import Crew, crew_of
+from .hang import HangReason, NotYet, is_the_end, say
+from .senses import switches
 
 
-__all__ = ["LEAST_POLL_S", "Ending", "poll_of", "watch_processes"]
+_MEMORY = 1000
+
+
+class ProgressSensor:
+    """
+    Tells from a value that should change whether it changes often enough.
+
+    It has neither a clock nor a source: whoever looks tells it the time and
+    what was seen.  The limit is the longest recent time between two changes,
+    times *factor*, and never below *floor_s*.
+
+    Args:
+        floor_s: How many seconds without change are fine for any job.
+
+        factor: How many times as long as ever before a change may take.
+
+        start_s: How many seconds the first change may take, because a job
+            that starts compiles, connects, and loads.
+
+    Raises:
+        ConfigError: *floor_s* is below 0.1, *factor* is below 1, *start_s* is
+            negative, or one of them is no number, or a million and more.
+    """
+
+    def __init__(
+        self,
+        *,
+        floor_s: float = 60.0,
+        factor: float = 5.0,
+        start_s: float = 600.0,
+    ) -> None:
+        self._floor_s = a_number(floor_s, "floor_s", least=0.1)
+        self._factor = a_number(factor, "factor", least=1, unit="")
+        self._start_s = a_number(start_s, "start_s", least=0)
+        self._value: object = None
+        self._since: float | None = None
+        self._has_changed = False
+        self._gaps: deque[float] = deque(maxlen=_MEMORY)
+
+    @property
+    def limit_s(self) -> float:
+        """
+        How many seconds may pass without a change, as far as is known now.
+        """
+        learned = max(self._gaps, default=0.0) * self._factor
+        limit = max(self._floor_s, learned)
+        return limit if self._has_changed else max(limit, self._start_s)
+
+    def saw(self, now: float, value: object, *, learns: bool = True) -> None:
+        """
+        Take note of what is there now.
+
+        Args:
+            now: The time in seconds, of any clock that does not go back.
+
+            value: Anything that is equal to the last value if nothing moved;
+                ``None`` if it could not be seen, which tells nothing.
+
+            learns: Whether, if it moves, the time until then counts as one
+                that is fine.
+        """
+        if value is None:
+            return
+
+        if self._since is None:
+            self._since = now
+        elif value != self._value:
+            # What came before the first change is a start, not a step.
+            if self._has_changed and learns:
+                self._gaps.append(now - self._since)
+            self._since = now
+            self._has_changed = True
+        self._value = value
+
+    def excuse(self, value: object) -> None:
+        """
+        Take note of a change that is not the job's own.
+
+        To look into a process can make it move; that is no progress.
+
+        Args:
+            value: What is there now; ``None`` if it could not be seen.
+        """
+        if value is not None and self._since is not None:
+            self._value = value
+
+    def stalled_s(self, now: float) -> float:
+        """
+        Tell for how long nothing changed.
+
+        Args:
+            now: The time in seconds, of the clock of :meth:`saw`.
+
+        Returns:
+            Seconds since the last change, or since the first value; 0 if
+            there never was one.
+        """
+        return 0.0 if self._since is None else max(0.0, now - self._since)
+
+    def is_hung(self, now: float) -> bool:
+        """
+        Tell whether nothing changed for longer than the limit.
+
+        Args:
+            now: The time in seconds, of the clock of :meth:`saw`.
+
+        Returns:
+            Whether it is stuck.  ``False`` again as soon as it moves, and as
+            long as nothing was ever seen.
+        """
+        return self.stalled_s(now) > self.limit_s
+
+
+@attrs.define(kw_only=True)
+class ProgressAlarm:
+    """
+    Watches several things that should move, each by its own sensor.
+
+    Attributes:
+        new_sensor: Makes the sensor of a thing that is new.
+
+        pause_s: How many seconds to be silent after some news; what stalls
+            meanwhile, and does not recover, is told then.
+
+        most: How often to tell news at all.
+    """
+
+    new_sensor: Callable[[], ProgressSensor] = ProgressSensor
+    pause_s: float = 300.0
+    most: int = 10
+    _sensors: dict[str, ProgressSensor] = attrs.field(init=False, factory=dict)
+    _told: set[str] = attrs.field(init=False, factory=set)
+    _last: frozenset[str] = attrs.field(init=False, default=frozenset())
+    _silent_until: float = attrs.field(init=False, default=float("-inf"))
+
+    def saw(self, now: float, values: Mapping[str, object]) -> None:
+        """
+        Take note of what is there now.
+
+        Args:
+            now: The time in seconds, of a clock that does not go back.
+
+            values: What each thing shows, by name.  What is not in it any more
+                is forgotten.
+        """
+        self._sensors = {
+            name: self._sensors.get(name) or self.new_sensor()
+            for name in values
+        }
+        for name, value in values.items():
+            # A hang that was mended must not count as a pause that is fine.
+            learns = name not in self._told
+            self._sensors[name].saw(now, value, learns=learns)
+
+    def excuse(self, values: Mapping[str, object]) -> None:
+        """
+        Take note of changes that are not the job's own.
+
+        Args:
+            values: What each thing shows now, by name.
+        """
+        for name, value in values.items():
+            if name in self._sensors:
+                self._sensors[name].excuse(value)
+
+    def news(self, now: float) -> tuple[tuple[str, float], ...]:
+        """
+        Tell what is stuck, and was not told yet.
+
+        Args:
+            now: The time in seconds, of the clock of :meth:`saw`.
+
+        Returns:
+            Names, and for how many seconds they did not move; longest first.
+        """
+        self._last = frozenset()
+        stuck = {
+            name: sensor.stalled_s(now)
+            for name, sensor in self._sensors.items()
+            if sensor.is_hung(now)
+        }
+        self._told &= stuck.keys()
+        fresh = stuck.keys() - self._told
+        if not fresh or not self.most or now < self._silent_until:
+            return ()
+
+        self._told |= fresh
+        self._last = frozenset(fresh)
+        self._silent_until = now + self.pause_s
+        self.most -= 1
+        return tuple(
+            sorted(((x, stuck[x]) for x in fresh), key=lambda x: (-x[1], x[0]))
+        )
+
+    def withdraw(self, until: float, *, is_free: bool = True) -> None:
+        """
+        Take the last news back, because nothing was wrong.
+
+        Args:
+            until: When to tell it again if nothing has moved by then, on the
+                clock of :meth:`saw`.
+
+            is_free: Whether it does not count as told.
+        """
+        if self._last:
+            self._told -= self._last
+            self._last = frozenset()
+            self._silent_until = until
+            self.most += is_free
+
 
 # To look more often costs more than it tells.
 LEAST_POLL_S = 0.05

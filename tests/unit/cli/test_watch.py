@@ -394,7 +394,7 @@ class TestSense:
         """
         seen = {(7,): None, (8,): 5}
         monkeypatch.setattr(
-            "distdebug.watching.senses.gpu.GpuActivity", lambda: seen.get
+            "distdebug.watching.gpu_activity.GpuActivity", lambda: seen.get
         )
 
         main(["watch", "--gpu"])

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from distdebug.watching.senses import sources
+from distdebug.watching import senses
 
 
 FAKE_PYTHON = """#!/bin/sh
@@ -83,7 +83,7 @@ def no_rank(monkeypatch):
     """
     for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(sources, "_beats", [0])
+    monkeypatch.setattr(senses, "_beats", [0])
 
 
 class Told:

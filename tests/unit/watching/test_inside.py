@@ -27,7 +27,7 @@ from distdebug.flight_recorder import (
     disable_flight_recorder,
     enable_flight_recorder,
 )
-from distdebug.watching import Hang, HangDebugConfig, Watch, inside, log
+from distdebug.watching import Hang, HangDebugConfig, Watch, hang, inside
 
 
 NAME = "distdebug watch"
@@ -278,7 +278,7 @@ class TestBlocked:
         Waits that take minutes in earnest are short.
         """
         monkeypatch.setattr(inside, "_HOOK_S", 0.2)
-        monkeypatch.setattr(log, "_PATIENCE_S", 0.2)
+        monkeypatch.setattr(hang, "_PATIENCE_S", 0.2)
         quick = partial(inside.InTime, patience_s=0.01)
         monkeypatch.setattr(inside, "InTime", quick)
 

@@ -35,7 +35,7 @@ from distdebug.stacks import (
     ThreadStack,
     stacks_to_json,
 )
-from distdebug.watching import HangReason, Order, respond, suspects
+from distdebug.watching import HangReason, Order, respond
 
 
 MARK = ".unfinished"
@@ -224,10 +224,10 @@ def _job(tmp_path, monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: job.host)
     # Processes of several nodes cannot be had on one, nor can ranks that
     # hang for minutes: what finds them and looks at them is made up.
-    monkeypatch.setattr(suspects, "read_environ", lambda _: (job.environ, ""))
-    monkeypatch.setattr(suspects, "find_workers", job.find)
-    monkeypatch.setattr(suspects, "workers_of", job.find_by_number)
-    monkeypatch.setattr(suspects, "capture_node", job.look)
+    monkeypatch.setattr(respond, "read_environ", lambda _: (job.environ, ""))
+    monkeypatch.setattr(respond, "find_workers", job.find)
+    monkeypatch.setattr(respond, "workers_of", job.find_by_number)
+    monkeypatch.setattr(respond, "capture_node", job.look)
     monkeypatch.setattr(respond, "collect_node", job.collect)
     monkeypatch.setattr(time, "monotonic", lambda: job.now)
     return job

@@ -1,15 +1,5 @@
 """
-What changes as long as a job makes progress, and can be seen from outside?
-
-Every function here returns a value that is equal to the last one if nothing
-moved, or ``None`` if nothing can be seen; none of them raises.  None of them
-needs a line of code in the job, but for :func:`step`.
-
-What the kernel tells about a process is a hint, not a proof.  A thread that
-waits for others gives up its processor once and then never again, while one
-that takes steps does so all the time.  But a thread that spins while it waits
-uses processor time for nothing, and one that looks every second whether it may
-go on gives up its processor as if it worked.
+What changes as long as a job makes progress?
 """
 
 from __future__ import annotations
@@ -22,20 +12,8 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from ...processes.proc.procfs import parse_stat, parse_status, read_proc
+from ..processes.proc.procfs import parse_stat, parse_status, read_proc
 
-
-__all__ = [
-    "FilesState",
-    "InTime",
-    "files_state",
-    "last_known",
-    "newest_file",
-    "processor_time",
-    "step",
-    "steps",
-    "switches",
-]
 
 _MOST_FILES = 10_000
 _beats = [0]

@@ -1,3 +1,0 @@
-"""
-What changes as long as a job makes progress?
-"""

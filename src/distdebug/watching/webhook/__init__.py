@@ -1,3 +1,0 @@
-"""
-How does a chat service learn that a job hangs?
-"""
