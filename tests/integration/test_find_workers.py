@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from distdebug.processes import find_workers, missing_ranks
-from distdebug.processes.worker import worker_of
+from distdebug.processes.find import worker_of
 
 from .living import free_ports, wait_for
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import attrs
 
 from ..capture.model import Native
-from ..processes.roles.patterns import compile_patterns
+from ..processes.scan import compile_patterns
 
 
 __all__ = ["Wanted"]

@@ -14,11 +14,15 @@ from itertools import pairwise
 
 import attrs
 
-from ..processes.idle import idle_seconds
 from ..processes.model import ProcessState, Worker
-from ..processes.proc.procfs import parse_stat, read_proc
-from ..processes.state import read_state
-from ..processes.threads import ThreadFacts, read_system_call, read_threads
+from ..processes.procfs import parse_stat, read_proc
+from ..processes.threads import (
+    ThreadFacts,
+    idle_seconds,
+    read_state,
+    read_system_call,
+    read_threads,
+)
 from ..stacks.model import (
     ProcessStacks,
     StackFrame,

@@ -24,10 +24,8 @@ from pathlib import Path
 
 from .._files import output_to
 from ..findings import Missing
-from ..processes.expected import missing_ranks
-from ..processes.find import find_workers
+from ..processes.find import find_workers, missing_ranks, workers_of
 from ..processes.model import Worker
-from ..processes.worker import workers_of
 from .deep import look_deeper
 from .fallback import ask_unseen
 from .files import make_folder, write_capture

@@ -78,8 +78,7 @@ def run(args: argparse.Namespace) -> int:
     """
     from ..health.environment import check_environment
     from ..health.node import check_node
-    from ..processes.find import find_workers
-    from ..processes.worker import workers_of
+    from ..processes.find import find_workers, workers_of
 
     with waiting("looking at this node"):
         workers = (

@@ -16,7 +16,7 @@ import attrs
 
 from .._text import clean, list_text
 from ..findings import Cause, Evidence, Finding
-from ..processes.proc.procfs import (
+from ..processes.procfs import (
     list_numbers,
     parse_stat,
     parse_status,

@@ -12,7 +12,7 @@ import attrs
 
 from .._text import list_text, size_text
 from ..findings import Cause, Evidence, Finding
-from ..processes.proc.procfs import (
+from ..processes.procfs import (
     list_numbers,
     parse_status,
     read_proc,

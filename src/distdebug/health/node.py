@@ -15,7 +15,7 @@ from typing import Any
 from .._in_time import answers_in_time
 from .._text import clean, reason_of
 from ..findings import Missing
-from ..processes.proc.procfs import parse_stat, read_link, read_proc
+from ..processes.procfs import parse_stat, read_link, read_proc
 from .blocked import read_blocked
 from .disks import Disk, read_disks
 from .gpu.read import read_gpus

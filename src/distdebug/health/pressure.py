@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import attrs
 
 from ..findings import Cause, Evidence, Finding
-from ..processes.proc.procfs import read_proc, whole_number
+from ..processes.procfs import read_proc, whole_number
 from .judged import Judged, as_finding
 
 

@@ -31,7 +31,7 @@ from .._files import (
     read_ordinary,
 )
 from .._showing import Block, Lines, Shown
-from ..processes.proc.procfs import read_proc
+from ..processes.procfs import read_proc
 
 
 _PROGRAM = "_private/runtime_env/agent/main.py"

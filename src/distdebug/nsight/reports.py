@@ -24,7 +24,7 @@ from .._showing import Block, Lines, Shown, Table
 from .._text import clean
 from ..errors import NsightError
 from ..findings import Missing
-from ..processes.proc.procfs import list_numbers, read_link, read_proc
+from ..processes.procfs import list_numbers, read_link, read_proc
 from .runtime_env import StepRange, parse_step_range
 
 

@@ -11,7 +11,7 @@ import attrs
 
 from .._showing import Block, Entries, Entry, Shown
 from .._text import clean
-from .proc.procfs import ENDED
+from .procfs import ENDED
 
 
 __all__ = ["ProcessState", "Role", "Worker"]

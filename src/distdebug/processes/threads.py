@@ -8,22 +8,324 @@ Nothing here stops the process or needs the right to trace it, but for
 from __future__ import annotations
 
 import os
+import re
+import socket
+import struct
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import attrs
 
 from .._text import clean
-from .proc.procfs import (
+from .model import ProcessState
+from .procfs import (
     list_numbers,
+    lock_holder,
+    open_memory,
     parse_stat,
     parse_status,
+    read_c_string,
+    read_link,
     read_proc,
     whole_number,
 )
-from .proc.system_calls import name_of
-from .proc.targets import target_of
 
 
-__all__ = ["ThreadFacts", "read_system_call", "read_threads"]
+# A node that serves many clients has long tables; 16 MiB are 100,000 lines.
+_MOST = 1 << 24
+# As in the kernel's ``tcp_states.h``.
+_STATES = {
+    "01": "",  # established: what one expects
+    "02": "SYN_SENT",
+    "03": "SYN_RECV",
+    "04": "FIN_WAIT1",
+    "05": "FIN_WAIT2",
+    "06": "TIME_WAIT",
+    "07": "CLOSE",
+    "08": "CLOSE_WAIT",
+    "09": "LAST_ACK",
+    "0A": "LISTEN",
+    "0B": "CLOSING",
+}
+
+
+def describe_socket(pid: int, inode: str, root: str = "/proc") -> str:
+    """
+    Which connection is behind a socket?
+
+    Args:
+        pid: A process in the network that the socket belongs to.
+
+        inode: What the kernel calls the socket.
+
+        root: Where the kernel's files are.
+
+    Returns:
+        ``"tcp 10.0.0.1:5000 -> 10.0.0.2:29500"``, with the state at its end
+        if it is not established; ``"unix PATH"``; ``""`` if unknown.
+    """
+    for name in ("tcp", "tcp6", "udp", "udp6"):
+        for fields in _rows(pid, name, root):
+            if len(fields) > 9 and fields[9] == inode:
+                return _connection(name.rstrip("6"), fields)
+
+    for fields in _rows(pid, "unix", root):
+        if len(fields) > 6 and fields[6] == inode:
+            return " ".join(["unix", *fields[7:]])
+    return ""
+
+
+def tcp_inodes(pid: int, root: str = "/proc") -> frozenset[str]:
+    """
+    Which sockets, in the network of this process, are of TCP?
+
+    Args:
+        pid: A process in that network.
+
+        root: Where the kernel's files are.
+
+    Returns:
+        What the kernel calls them.
+    """
+    return frozenset(
+        fields[9]
+        for name in ("tcp", "tcp6")
+        for fields in _rows(pid, name, root)
+        if len(fields) > 9
+    )
+
+
+def _rows(pid: int, name: str, root: str) -> Iterator[list[str]]:
+    data = read_proc(f"{root}/{pid}/net/{name}", limit=_MOST) or b""
+    lines = data.decode(errors="replace").split("\n")
+    return (line.split() for line in lines[1:])
+
+
+def _connection(kind: str, fields: list[str]) -> str:
+    local, remote = _address(fields[1]), _address(fields[2])
+    state = _STATES.get(fields[3], "") if kind == "tcp" else ""
+    has_peer = not remote.endswith(":0")
+    return " ".join(
+        [kind, local, *(["->", remote] if has_peer else []), state]
+    ).rstrip()
+
+
+def _address(text: str) -> str:
+    """
+    Read an address as the kernel prints it: words of 32 bits, swapped.
+    """
+    digits, _, port = text.partition(":")
+    try:
+        raw = bytes.fromhex(digits)
+        words = struct.unpack(f"={len(raw) // 4}I", raw)
+        swapped = struct.pack(f">{len(words)}I", *words)
+        family = socket.AF_INET if len(raw) == 4 else socket.AF_INET6
+        host = socket.inet_ntop(family, swapped)
+        number = int(port, 16)
+    except (ValueError, struct.error):
+        return text
+
+    # Sockets of both families show addresses of the old one in the new.
+    host = host.removeprefix("::ffff:")
+    return f"[{host}]:{number}" if ":" in host else f"{host}:{number}"
+
+
+_DESCRIPTOR_CALLS = """
+accept accept4 close connect copy_file_range epoll_pwait epoll_pwait2
+epoll_wait fadvise64 fallocate fcntl fdatasync flock fstat fsync ftruncate
+getdents getdents64 io_uring_enter ioctl lseek mq_timedreceive mq_timedsend
+pread64 preadv preadv2 pwrite64 pwritev pwritev2 read readv recvfrom recvmmsg
+recvmsg sendfile sendmmsg sendmsg sendto splice sync_file_range syncfs write
+writev
+"""
+_BY_DESCRIPTOR = frozenset(_DESCRIPTOR_CALLS.split())
+_LOCKING = frozenset({"flock", "fcntl"})
+# Which argument is the address of the path.
+_BY_PATH = {
+    "faccessat2": 1,
+    "lstat": 0,
+    "mkdir": 0,
+    "mkdirat": 1,
+    "newfstatat": 1,
+    "open": 0,
+    "openat": 1,
+    "openat2": 1,
+    "rename": 0,
+    "renameat": 1,
+    "renameat2": 1,
+    "rmdir": 0,
+    "stat": 0,
+    "statx": 1,
+    "truncate": 0,
+    "unlink": 0,
+    "unlinkat": 1,
+}
+_POLLFD = struct.Struct("=ihh")
+_MOST_POLLED = 4
+_MOST_NAME = 350
+_P_PID = 1  # of waitid
+
+
+def target_of(
+    pid: int, name: str, arguments: Sequence[int], root: str = "/proc"
+) -> str:
+    """
+    What is this system call about?
+
+    Args:
+        pid: The process that made it.
+
+        name: The call.
+
+        arguments: Its arguments, as the kernel shows them.
+
+        root: Where the kernel's files are.
+
+    Returns:
+        A file, a connection, a pipe, a process, or ``""`` if that is unknown.
+        After a file that is locked, ``", held by process 7"``.
+    """
+    first, second = (*arguments, 0, 0)[:2]
+    if name in _BY_DESCRIPTOR:
+        file = describe_descriptor(pid, _signed(first), root)
+        return _lock(pid, file, root) if name in _LOCKING else file
+    if name in _BY_PATH:
+        return _path(pid, (first, second)[_BY_PATH[name]], root)
+    if name in {"poll", "ppoll"}:
+        return _polled(pid, first, second, root)
+    if name in {"wait4", "waitid"}:
+        return _process(name, _signed(first), _signed(second))
+    return ""
+
+
+def describe_descriptor(pid: int, number: int, root: str = "/proc") -> str:
+    """
+    What does a file descriptor stand for?
+
+    Args:
+        pid: The process that has it.
+
+        number: The descriptor.
+
+        root: Where the kernel's files are.
+
+    Returns:
+        A path, ``"pipe:[7]"``, ``"tcp LOCAL -> REMOTE"`` with its state if it
+        is not established, ``"unix PATH"``, or what else the kernel calls it;
+        ``""`` if that is unknown.
+    """
+    link = read_link(f"{root}/{pid}/fd/{number}")
+    if link.startswith("socket:["):
+        return describe_socket(pid, link[8:-1], root) or link
+    return link
+
+
+def _lock(pid: int, file: str, root: str) -> str:
+    holder = lock_holder(pid, root)
+    if holder is None:
+        return file
+    # Who holds it has to survive where long names are cut.
+    return f"{clean(file, limit=_MOST_NAME)}, held by process {holder}"
+
+
+def _path(pid: int, address: int, root: str) -> str:
+    with open_memory(pid, root) as memory:
+        return read_c_string(memory, address, limit=4096)
+
+
+def _polled(pid: int, address: int, count: int, root: str) -> str:
+    with open_memory(pid, root) as memory:
+        data = memory(address, _POLLFD.size * min(count, _MOST_POLLED))
+
+    whole = len(data) // _POLLFD.size * _POLLFD.size
+    numbers = [fd for fd, _, _ in _POLLFD.iter_unpack(data[:whole]) if fd >= 0]
+    shown = [describe_descriptor(pid, fd, root) for fd in numbers]
+    more = [f"{count - _MOST_POLLED} more"] if count > _MOST_POLLED else []
+    return ", ".join([x for x in shown if x] + more)
+
+
+def _process(name: str, first: int, second: int) -> str:
+    if name == "waitid":  # what the second is, the first one tells
+        first = second if first == _P_PID else 0
+    return f"process {first}" if first > 0 else "any child"
+
+
+def _signed(argument: int) -> int:
+    # Arguments are shown as 64 bits, of which an int takes the lower 32.
+    number = argument & 0xFFFFFFFF
+    return number - (1 << 32) if number >= 1 << 31 else number
+
+
+_X86_64 = """
+0 read  1 write  2 open  3 close  4 stat  5 fstat  6 lstat  7 poll  8 lseek
+9 mmap  10 mprotect  11 munmap  12 brk  16 ioctl  17 pread64  18 pwrite64
+19 readv  20 writev  23 select  24 sched_yield  25 mremap  26 msync
+28 madvise  34 pause  35 nanosleep  40 sendfile  42 connect  43 accept
+44 sendto  45 recvfrom  46 sendmsg  47 recvmsg  56 clone  57 fork  58 vfork
+59 execve  60 exit  61 wait4  65 semop  69 msgsnd  70 msgrcv  72 fcntl
+73 flock  74 fsync  75 fdatasync  76 truncate  77 ftruncate  78 getdents
+82 rename  83 mkdir  84 rmdir  87 unlink  128 rt_sigtimedwait
+130 rt_sigsuspend  162 sync  202 futex  208 io_getevents  217 getdents64
+219 restart_syscall  220 semtimedop  221 fadvise64  230 clock_nanosleep
+231 exit_group  232 epoll_wait  242 mq_timedsend  243 mq_timedreceive
+247 waitid  257 openat  258 mkdirat  262 newfstatat  263 unlinkat
+270 pselect6  271 ppoll  275 splice  277 sync_file_range  281 epoll_pwait
+285 fallocate  288 accept4  295 preadv  296 pwritev  299 recvmmsg
+306 syncfs  307 sendmmsg  310 process_vm_readv  316 renameat2
+326 copy_file_range  327 preadv2  328 pwritev2  332 statx
+333 io_pgetevents
+"""
+_AARCH64 = """
+4 io_getevents  22 epoll_pwait  25 fcntl  29 ioctl  32 flock  34 mkdirat
+35 unlinkat  38 renameat  45 truncate  46 ftruncate  47 fallocate
+56 openat  57 close  61 getdents64  62 lseek  63 read  64 write  65 readv
+66 writev  67 pread64  68 pwrite64  69 preadv  70 pwritev  71 sendfile
+72 pselect6  73 ppoll  76 splice  79 newfstatat  80 fstat  81 sync
+82 fsync  83 fdatasync  84 sync_file_range  93 exit  94 exit_group
+95 waitid  98 futex  101 nanosleep  115 clock_nanosleep  124 sched_yield
+128 restart_syscall  133 rt_sigsuspend  137 rt_sigtimedwait
+182 mq_timedsend  183 mq_timedreceive  188 msgrcv  189 msgsnd
+192 semtimedop  193 semop  202 accept  203 connect  206 sendto
+207 recvfrom  211 sendmsg  212 recvmsg  214 brk  215 munmap  216 mremap
+220 clone  221 execve  222 mmap  223 fadvise64  226 mprotect  227 msync
+233 madvise  242 accept4  243 recvmmsg  260 wait4  267 syncfs
+269 sendmmsg  270 process_vm_readv  276 renameat2  285 copy_file_range
+286 preadv2  287 pwritev2  291 statx  292 io_pgetevents
+"""
+# Calls that are newer than the habit of numbering them apart.
+_EVERYWHERE = """
+426 io_uring_enter  435 clone3  437 openat2  439 faccessat2
+441 epoll_pwait2  449 futex_waitv  455 futex_wait
+"""
+
+
+def _table(text: str) -> dict[int, str]:
+    words = (text + _EVERYWHERE).split()
+    return dict(zip(map(int, words[::2]), words[1::2], strict=True))
+
+
+_TABLES = {
+    "x86_64": _table(_X86_64),
+    "aarch64": _table(_AARCH64),
+}
+
+
+def name_of(number: int, machine: str | None = None) -> str:
+    """
+    What is the system call of this number called?
+
+    Args:
+        number: As in ``/proc/PID/syscall``.
+
+        machine: The kind of processor; by default that of this machine.
+
+    Returns:
+        Its name, or ``"syscall_N"`` if it is not known here.
+    """
+    table = _TABLES.get(machine or os.uname().machine, {})
+    return table.get(number, f"syscall_{number}")
+
 
 _MOST_THREADS = 4096
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -131,3 +433,88 @@ def _cpu_s(folder: str, ticks: int) -> float:
     data = read_proc(f"{folder}/schedstat", limit=128)
     spent = whole_number(next(iter((data or b"").split()), None))
     return ticks / _TICKS_PER_S if spent is None else spent / 1e9
+
+
+_EXEC_START = re.compile(rb"^se\.exec_start\s*:\s*(\d+\.\d+)", re.MULTILINE)
+_MOST_BYTES = 4096
+
+
+def idle_seconds(pid: int, tid: int, *, root: str = "/proc") -> float | None:
+    """
+    Tell how long ago a thread last ran.
+
+    Clocks of processors differ by a few milliseconds, more on machines that
+    are virtual and busy.
+
+    Args:
+        pid: The process.
+
+        tid: The thread.
+
+        root: Where the file system of processes is mounted.
+
+    Returns:
+        Seconds, to be taken with a grain of salt; ``None`` if this kernel
+        does not tell.
+    """
+    now = _exec_start(f"{root}/thread-self/sched")
+    last = _exec_start(f"{root}/{pid}/task/{tid}/sched")
+    # It is zero for a thread that was moved to another processor and has not
+    # run there yet.
+    if not now or not last:
+        return None
+
+    return max(0.0, (now - last) / 1000)
+
+
+def _exec_start(path: str) -> float | None:
+    try:
+        with Path(path).open("rb") as file:
+            match = _EXEC_START.search(file.read(_MOST_BYTES))
+    except OSError:
+        return None
+
+    return float(match[1]) if match else None
+
+
+def read_state(pid: int, root: str = "/proc") -> ProcessState | None:
+    """
+    In what state is a process, and who else has a hold on it?
+
+    Args:
+        pid: Its number.
+
+        root: Where the kernel's files are.
+
+    Returns:
+        What the kernel says; ``None`` if there is no such process.
+    """
+    stat = parse_stat(read_proc(f"{root}/{pid}/stat"))
+    if stat is None:
+        return None
+
+    status = parse_status(read_proc(f"{root}/{pid}/status"))
+    return ProcessState(
+        letter=stat.letter,
+        start_ticks=stat.start_ticks,
+        tracer_pid=_number(status.get("TracerPid"), 0),
+        uid=_number(status.get("Uid"), 1),
+        uninterruptible=_uninterruptible(pid, root),
+        pid_inside=_number(status.get("NSpid"), -1) or pid,
+        caught_signals=_number(status.get("SigCgt"), 0, base=16),
+        has_seccomp=_number(status.get("Seccomp"), 0) > 0,
+    )
+
+
+def _number(text: str | None, column: int, base: int = 10) -> int:
+    try:
+        return int((text or "").split()[column], base)
+    except (ValueError, IndexError):
+        return 0
+
+
+def _uninterruptible(pid: int, root: str) -> tuple[int, ...]:
+    folder = f"{root}/{pid}/task"
+    threads = list_numbers(folder)[:_MOST_THREADS]
+    stats = ((t, parse_stat(read_proc(f"{folder}/{t}/stat"))) for t in threads)
+    return tuple(t for t, stat in stats if stat and stat.letter == "D")

@@ -19,7 +19,7 @@ from .._files import is_folder
 from .._in_time import in_time
 from ..errors import DistdebugError
 from ..processes.model import Worker
-from ..processes.state import read_state
+from ..processes.threads import read_state
 from .hang import (
     Hang,
     HangReason,

@@ -42,9 +42,8 @@ from ..diagnosis.snapshot import UNKNOWN, Snapshot, explain_bundle
 from ..errors import CaptureError, NodeBusyError
 from ..findings import Cause, Diagnosis, Finding, Missing
 from ..processes.environ import read_environ
-from ..processes.find import find_workers
+from ..processes.find import find_workers, workers_of
 from ..processes.model import Worker
-from ..processes.worker import workers_of
 from ..report.leaving import leave_report
 from .hang import Hang, HangReason, Order, Outcome, Response, say
 

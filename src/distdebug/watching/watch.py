@@ -18,7 +18,7 @@ import attrs
 
 from ..processes.find import find_workers
 from ..processes.model import Worker
-from ..processes.roles.patterns import compile_patterns
+from ..processes.scan import compile_patterns
 from .config import HangDebugConfig, a_number
 from .handler import Crew, crew_of
 from .hang import HangReason, NotYet, is_the_end, say

@@ -1,7 +1,7 @@
 """
 Where does a process write when it is asked where it is?
 
-See :mod:`distdebug.processes.offers`.  The process is not trusted, as we may
+See :mod:`distdebug.processes.stack_signal`.  The process is not trusted, as we may
 be the superuser: no link is followed, and its file must be its own.
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ...processes.model import ProcessState
-from ...processes.offers import (
+from ...processes.stack_signal import (
     ROOT,
     folder_name,
     is_kept,

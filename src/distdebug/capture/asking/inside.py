@@ -15,13 +15,13 @@ from collections.abc import Iterator
 import attrs
 
 from ...processes.model import ProcessState
-from ...processes.proc.procfs import (
+from ...processes.procfs import (
     list_numbers,
     parse_stat,
     parse_status,
     read_proc,
 )
-from ...processes.state import read_state
+from ...processes.threads import read_state
 from ...stacks.formats.faulthandler import parse_faulthandler
 from ...stacks.model import ThreadStack
 from ..model import Attempt, CaptureStatus

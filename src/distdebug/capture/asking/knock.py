@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ...processes.proc.procfs import parse_status, read_proc
+from ...processes.procfs import parse_status, read_proc
 
 
 __all__ = ["ThreadSignals", "await_handled", "knock", "read_signals"]

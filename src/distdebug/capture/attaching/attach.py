@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ..._text import without_controls
 from ...errors import CaptureError
 from ...processes.model import ProcessState
-from ...processes.state import read_state
+from ...processes.threads import read_state
 from ...stacks.model import ThreadStack
 from ..model import Attempt, CaptureStatus
 from ..permission.hindrance import attach_hindrance

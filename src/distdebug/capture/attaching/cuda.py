@@ -13,7 +13,7 @@ import time
 import attrs
 
 from ..._text import without_controls
-from ...processes.state import read_state
+from ...processes.threads import read_state
 from ...stacks.formats.cuda import parse_kernels
 from ...stacks.formats.gdb import parse_gdb
 from ...stacks.model import GpuKernel

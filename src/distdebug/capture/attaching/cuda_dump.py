@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...processes.environ import read_environ
-from ...processes.proc.procfs import list_numbers, read_link
+from ...processes.procfs import list_numbers, read_link
 
 
 __all__ = ["DumpPipe", "find_dump_pipe", "request_dump"]

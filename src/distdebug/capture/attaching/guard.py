@@ -24,7 +24,7 @@ import attrs
 
 from ..._files import scratch_file
 from ...errors import CaptureError
-from ...processes.proc.procfs import ENDED, list_numbers, parse_stat, read_proc
+from ...processes.procfs import ENDED, list_numbers, parse_stat, read_proc
 from ..tool import stoppable
 from . import guard_program
 from .guard_program import MOST_BYTES, Sight, resume, sight_of

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from ...errors import CaptureError, NodeBusyError
-from ...processes.proc.procfs import parse_stat, read_proc
+from ...processes.procfs import parse_stat, read_proc
 
 
 __all__ = ["node_lock"]

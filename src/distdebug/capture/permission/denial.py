@@ -16,7 +16,7 @@ import sys
 
 from functools import cache
 
-from ...processes.proc.procfs import parse_stat, parse_status, read_proc
+from ...processes.procfs import parse_stat, parse_status, read_proc
 from ..model import CaptureStatus
 
 

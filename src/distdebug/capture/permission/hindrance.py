@@ -7,7 +7,7 @@ from __future__ import annotations
 import time
 
 from ...processes.model import ProcessState
-from ...processes.state import read_state
+from ...processes.threads import read_state
 from ..attaching.guard import why_never
 from ..model import CaptureStatus
 from .denial import why_denied

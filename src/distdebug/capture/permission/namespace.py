@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import attrs
 
 from ...processes.model import ProcessState
-from ...processes.proc.procfs import (
+from ...processes.procfs import (
     list_numbers,
     parse_status,
     read_link,

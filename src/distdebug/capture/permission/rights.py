@@ -13,7 +13,7 @@ import tempfile
 
 from collections.abc import Callable
 
-from ...processes.proc.procfs import parse_status, read_link, read_proc
+from ...processes.procfs import parse_status, read_link, read_proc
 from ..pool import each
 from .check import Check
 from .denial import can_trace, ptrace_is_filtered, yama_remedy, yama_scope

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from ..._text import clean
 from ...processes.model import ProcessState
-from ...processes.proc.procfs import parse_stat, read_link, read_proc
-from ...processes.state import read_state
+from ...processes.procfs import parse_stat, read_link, read_proc
+from ...processes.threads import read_state
 from ..model import CaptureStatus
 from .denial import why_denied, why_hidden
 from .namespace import enter_namespace, proc_is_foreign

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO, cast
 
-from ...processes.state import read_state
+from ...processes.threads import read_state
 from ..tool import find_tool, run_tool
 from .check import Check
 from .denial import why_denied

@@ -28,7 +28,7 @@ import signal
 from pathlib import Path
 from typing import NamedTuple
 
-from ...processes.offers import (
+from ...processes.stack_signal import (
     ROOT,
     folder_name,
     is_kept,

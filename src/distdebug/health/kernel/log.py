@@ -19,7 +19,7 @@ import attrs
 from ..._lines import parse_time, read_tail
 from ..._text import clean, reason_of
 from ...capture.tool import find_tool, run_tool
-from ...processes.proc.procfs import whole_number
+from ...processes.procfs import whole_number
 
 
 __all__ = ["KernelLine", "KernelLog", "parse_kernel_lines", "read_kernel_log"]

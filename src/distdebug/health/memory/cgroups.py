@@ -16,7 +16,7 @@ from typing import NamedTuple
 import attrs
 
 from ..._text import clean
-from ...processes.proc.procfs import parse_stat, read_proc, whole_number
+from ...processes.procfs import parse_stat, read_proc, whole_number
 
 
 __all__ = ["MemoryGroup", "read_groups"]

@@ -10,7 +10,7 @@ from collections.abc import Collection
 
 import attrs
 
-from ...processes.proc.procfs import read_proc, whole_number
+from ...processes.procfs import read_proc, whole_number
 from .cgroups import MemoryGroup, read_groups
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import attrs
 
 from ..._text import clean
-from ...processes.proc.procfs import read_proc, whole_number
+from ...processes.procfs import read_proc, whole_number
 
 
 __all__ = ["IbPort", "read_ib_ports"]

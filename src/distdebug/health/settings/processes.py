@@ -16,7 +16,7 @@ from ...findings import Missing
 from ...identity import identify
 from ...processes.environ import read_environ
 from ...processes.model import Worker
-from ...processes.proc.procfs import read_link
+from ...processes.procfs import read_link
 from ..variables import public_variables
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ..._text import list_text
 from ...findings import Cause, Confidence, Finding
-from ...processes.proc.procfs import whole_number
+from ...processes.procfs import whole_number
 from ..network.interfaces import Interface
 from .between import Use, judge_between, judge_half_set, use_evidence
 from .choice import chosen_by_nccl, chosen_exactly, usable

@@ -29,8 +29,8 @@ from distdebug.processes import (
     read_system_call,
     read_threads,
 )
-from distdebug.processes.proc.maps import read_maps
-from distdebug.processes.proc.targets import target_of
+from distdebug.processes.environ import read_maps
+from distdebug.processes.threads import target_of
 
 from ..places import folder_of
 from ..target import target

@@ -9,7 +9,7 @@ from distdebug.identity import identify
 from distdebug.nsight import match_worker
 from distdebug.nsight.runtime_env import parse_step_range
 from distdebug.processes import compile_patterns
-from distdebug.processes.roles.titles import parse_title, rank_of_title
+from distdebug.processes.roles import parse_title, rank_of_title
 from distdebug.ranks import (
     Mesh,
     fold_ranks,

@@ -23,18 +23,8 @@ import stat
 
 from typing import NamedTuple
 
-from .proc.procfs import parse_stat, read_proc
+from .procfs import parse_stat, read_proc
 
-
-__all__ = [
-    "ROOT",
-    "Offer",
-    "folder_name",
-    "is_kept",
-    "is_private",
-    "own_offer",
-    "parse_name",
-]
 
 ROOT = "/tmp"  # noqa: S108 the folder in it is checked
 

@@ -1,3 +1,0 @@
-"""
-What does the file system of the kernel tell about a process?
-"""

@@ -1,3 +1,0 @@
-"""
-Who started a process, and what does it do in its job?
-"""
