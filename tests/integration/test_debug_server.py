@@ -20,8 +20,8 @@ import pytest
 import distdebug
 
 from distdebug import Cause, diagnose
+from distdebug.bundle import debug_server as server_module
 from distdebug.bundle import keep_debug_server
-from distdebug.bundle.debug_server import keep as server_module
 from distdebug.flight_recorder import read_dumps
 from distdebug.stacks import read_stacks
 

@@ -7,33 +7,33 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .debug_server.keep import keep_debug_server as keep_debug_server
-    from .dump_dirs import find_dump_dirs as find_dump_dirs
+    from .debug_server import keep_debug_server as keep_debug_server
     from .dumps import MOST_BYTES as MOST_BYTES
     from .dumps import ask_ranks as ask_ranks
+    from .dumps import find_dump_dirs as find_dump_dirs
     from .dumps import keep_dumps as keep_dumps
     from .folder import Part as Part
     from .folder import age_s as age_s
+    from .folder import count_parts as count_parts
     from .folder import is_taken as is_taken
     from .folder import join_bundle as join_bundle
+    from .folder import lost_part as lost_part
+    from .folder import merge_manifests as merge_manifests
     from .folder import new_bundle as new_bundle
     from .folder import node_name as node_name
-    from .logs import keep_tails as keep_tails
-    from .logs import own_logs as own_logs
+    from .folder import read_parts as read_parts
     from .manifest import Manifest as Manifest
     from .manifest import NodeEntry as NodeEntry
     from .manifest import NodeStatus as NodeStatus
     from .manifest import is_done as is_done
     from .manifest import parse_manifest as parse_manifest
     from .manifest import read_manifest as read_manifest
+    from .manifest import take_over as take_over
     from .manifest import write_manifest as write_manifest
-    from .mark import take_over as take_over
     from .node import keep_facts as keep_facts
-    from .parts import count_parts as count_parts
-    from .parts import lost_part as lost_part
-    from .parts import merge_manifests as merge_manifests
-    from .parts import read_parts as read_parts
-    from .wanted import Wanted as Wanted
+    from .node import keep_tails as keep_tails
+    from .node import own_logs as own_logs
+    from .options import Wanted as Wanted
 else:
     from .._lazy import lazy_names
 

@@ -14,33 +14,141 @@ What is in a snapshot, and what is not, and why?
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
+import secrets
+import shutil
 
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import attrs
 
-from .._files import open_ordinary, write_whole
+from .._files import open_ordinary, read_ordinary, write_whole
 from .._layout import UPGRADE, LaterLayoutError, check_layout
 from .._text import reason_of
 from ..errors import BundleError
 from ..findings import Missing
-from .mark import run_in_mark, unmark
 
 
-__all__ = [
-    "MANIFEST",
-    "Manifest",
-    "NodeEntry",
-    "NodeStatus",
-    "is_done",
-    "parse_manifest",
-    "read_manifest",
-    "write_manifest",
-]
+# There while a snapshot is taken; still there if that was killed.
+MARK = ".unfinished"
+
+# Names of nodes never begin like these.
+_RUN = ".run"
+_HEIR = ".heir"
+_MOST_BYTES = 1 << 20
+_TAKEN = {errno.EEXIST, errno.ENOTEMPTY}
+
+
+def set_mark(bundle: Path, host: str, run: str | None) -> bool:
+    """
+    Say that a snapshot is taken, unless somebody says so already.
+
+    Args:
+        bundle: Its folder.
+
+        host: The node that begins it, and is the one to finish it.
+
+        run: What tells the run of the job from others; ``None`` if nobody is
+            to take part.
+
+    Returns:
+        Whether it is ours.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    mark = bundle / MARK
+    draft = bundle / f"{MARK}.{secrets.token_hex(8)}"
+    try:
+        draft.mkdir(mode=0o700)
+        _note(draft, host, run)
+        # Over another mark that says anything, that fails.
+        draft.rename(mark)
+    except OSError as exc:
+        shutil.rmtree(draft, ignore_errors=True)
+        if exc.errno in _TAKEN or os.path.lexists(mark):
+            return False
+        raise
+
+    return True
+
+
+def take_over(bundle: Path, host: str) -> bool:
+    """
+    Become the one to finish a snapshot whose first node died.
+
+    Args:
+        bundle: Its folder.
+
+        host: The node that wants to.
+
+    Returns:
+        Whether it is ours to finish; once for each snapshot, and never of one
+        that is finished.
+    """
+    mark = bundle / MARK
+    try:
+        (mark / _HEIR).mkdir(mode=0o700)
+        # If we are killed too, another of this node goes on.
+        (mark / host).touch(mode=0o600)
+    except OSError:
+        return False
+
+    return True
+
+
+def unmark(bundle: Path) -> None:
+    """
+    Say that a snapshot is done.
+
+    Args:
+        bundle: Its folder.
+    """
+    shutil.rmtree(bundle / MARK, ignore_errors=True)
+
+
+def is_begun_by(bundle: Path, host: str) -> bool:
+    """
+    Find out whether it is on a node to finish a snapshot.
+
+    Args:
+        bundle: Its folder.
+
+        host: The node.
+
+    Returns:
+        Whether it began it, or took it over, and has not finished it.
+    """
+    return os.path.exists(bundle / MARK / host)  # noqa: PTH110 never raises
+
+
+def run_in_mark(bundle: Path) -> str | None:
+    """
+    Read whose snapshot is taken.
+
+    Args:
+        bundle: Its folder.
+
+    Returns:
+        What tells the run of the job from others; ``None`` if there is no
+        mark, or if it does not tell.
+    """
+    try:
+        data = read_ordinary(bundle / MARK / _RUN, _MOST_BYTES)
+        return data.decode("utf-8", "surrogatepass")
+    except (OSError, ValueError):
+        return None
+
+
+def _note(mark: Path, host: str, run: str | None) -> None:
+    (mark / host).touch(mode=0o600)
+    if run is not None:
+        (mark / _RUN).write_bytes(run.encode("utf-8", "surrogatepass"))
+
 
 NodeStatus = Literal["ok", "partial", "failed"]
 
@@ -48,7 +156,7 @@ MANIFEST = "manifest.json"
 
 _SCHEMA = 1
 # One line for each of 100,000 nodes stays below.
-_MOST_BYTES = 1 << 26
+_MANIFEST_MOST_BYTES = 1 << 26
 # What comes of reading data that have another shape.
 _DAMAGE = (ValueError, TypeError, KeyError, OverflowError, RecursionError)
 
@@ -216,8 +324,8 @@ def _damage(exc: Exception) -> str:
 
 def _read(path: Path) -> bytes:
     with open_ordinary(path, "it is not a file") as file:
-        data = file.read(_MOST_BYTES + 1)
-    if len(data) > _MOST_BYTES:
+        data = file.read(_MANIFEST_MOST_BYTES + 1)
+    if len(data) > _MANIFEST_MOST_BYTES:
         msg = "it is too large"
         raise ValueError(msg)
 

@@ -126,7 +126,7 @@ def _config(args: argparse.Namespace) -> HangDebugConfig:
 
 
 def _order(args: argparse.Namespace, config: HangDebugConfig) -> Order:
-    from ..bundle.wanted import Wanted
+    from ..bundle.options import Wanted
     from ..watching.hang import Order
 
     return Order(

@@ -19,18 +19,16 @@ import attrs
 
 from .._in_time import in_time
 from .._text import clean
-from ..bundle.debug_server.keep import keep_debug_server
-from ..bundle.dump_dirs import find_dump_dirs
-from ..bundle.dumps import MOST_BYTES, ask_ranks, keep_dumps
-from ..bundle.logs import keep_tails, own_logs
+from ..bundle.debug_server import keep_debug_server
+from ..bundle.dumps import MOST_BYTES, ask_ranks, find_dump_dirs, keep_dumps
 from ..bundle.manifest import (
     Manifest,
     NodeEntry,
     NodeStatus,
     write_manifest,
 )
-from ..bundle.node import keep_facts
-from ..bundle.wanted import Wanted
+from ..bundle.node import keep_facts, keep_tails, own_logs
+from ..bundle.options import Wanted
 from ..capture.files import write_capture
 from ..capture.node import capture_node
 from ..findings import Finding, Missing

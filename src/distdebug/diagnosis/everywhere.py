@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from .._files import output_to
-from ..bundle.folder import new_bundle, node_name
+from ..bundle.folder import lost_part, merge_manifests, new_bundle, node_name
 from ..bundle.manifest import Manifest, NodeEntry, parse_manifest
-from ..bundle.parts import lost_part, merge_manifests
-from ..bundle.wanted import Wanted
+from ..bundle.options import Wanted
 from ..capture.files import make_folder
 from ..nodes.model import Engine, NodeResult
 from ..nodes.run import run_on_nodes

@@ -19,7 +19,7 @@ from .._showing import Block, Shown
 from .._text import clean
 from ..bundle.folder import new_bundle, node_name
 from ..bundle.manifest import Manifest
-from ..bundle.wanted import Wanted
+from ..bundle.options import Wanted
 from ..capture.files import make_folder
 from ..capture.model import Native
 from ..findings import Cause, Diagnosis, Finding, Missing

@@ -22,7 +22,7 @@ from typing import IO, Any
 import attrs
 
 from .._text import clean
-from ..bundle.wanted import Wanted
+from ..bundle.options import Wanted
 from ..errors import CaptureError
 from ..nodes.model import Bound, Ended
 from ..nodes.parcel import unpack_answer

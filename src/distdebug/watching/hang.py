@@ -19,7 +19,7 @@ import attrs
 from .._in_time import in_time
 from .._showing import Block, Lines, Shown
 from .._text import clean
-from ..bundle.wanted import Wanted
+from ..bundle.options import Wanted
 from ..findings import Cause
 
 

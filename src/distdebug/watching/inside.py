@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from ..bundle.wanted import Wanted
+from ..bundle.options import Wanted
 from ..errors import CaptureError
 from ..flight_recorder.recording.current import current_recording
 from ..flight_recorder.recording.trace import read_progress

@@ -23,13 +23,14 @@ import attrs
 from ..bundle.folder import (
     Part,
     age_s,
+    count_parts,
     is_taken,
     join_bundle,
+    merge_manifests,
     node_name,
+    read_parts,
 )
-from ..bundle.manifest import Manifest, is_done
-from ..bundle.mark import take_over
-from ..bundle.parts import count_parts, merge_manifests, read_parts
+from ..bundle.manifest import Manifest, is_done, take_over
 from ..capture.attaching.lock import node_lock
 from ..capture.node import capture_node
 from ..diagnosis.collect import (

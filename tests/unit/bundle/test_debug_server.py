@@ -21,8 +21,7 @@ import pytest
 
 from distdebug import diagnose
 from distdebug._in_time import answers_in_time
-from distdebug.bundle import keep_debug_server
-from distdebug.bundle.debug_server import asking
+from distdebug.bundle import debug_server, keep_debug_server
 from distdebug.findings import Cause
 from distdebug.flight_recorder import read_dumps
 from distdebug.stacks import read_stacks
@@ -817,7 +816,7 @@ def test_an_endless_answer_costs_only_itself(monkeypatch, job, tmp_path, keep):
     One that never ends is cut off, and what it took is there for others.
     """
     # As it is, it would be 64 MiB for each question.
-    monkeypatch.setattr(asking, "_MOST_OF_RANK", 1 << 20)
+    monkeypatch.setattr(debug_server, "_MOST_OF_RANK", 1 << 20)
     leave_space(monkeypatch, 3 << 20)
     server, _ = job(worker(0), dict.fromkeys(worker(1), endless))
 

@@ -13,10 +13,13 @@ from distdebug.bundle import (
     read_parts,
     write_manifest,
 )
-from distdebug.bundle.debug_server.files import Told, keep_told
-from distdebug.bundle.debug_server.pages import read_addresses, read_page
-from distdebug.bundle.manifest import read_manifest
-from distdebug.bundle.mark import run_in_mark
+from distdebug.bundle.debug_server import (
+    Told,
+    keep_told,
+    read_addresses,
+    read_page,
+)
+from distdebug.bundle.manifest import read_manifest, run_in_mark
 from distdebug.diagnosis.logs.nodes import read_nodes
 from distdebug.diagnosis.logs.places import find_places
 from distdebug.errors import BundleError

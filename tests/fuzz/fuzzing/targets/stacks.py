@@ -4,7 +4,7 @@ Stacks of all tools, and what is concluded from them.
 
 from __future__ import annotations
 
-from distdebug.bundle.debug_server.files import is_dump, process_in
+from distdebug.bundle.debug_server import is_dump, process_in
 from distdebug.capture.values import digests_of
 from distdebug.stacks import (
     StackFiles,

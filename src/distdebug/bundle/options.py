@@ -15,9 +15,6 @@ from ..capture.model import Native
 from ..processes.scan import compile_patterns
 
 
-__all__ = ["Wanted"]
-
-
 def _paths(
     paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
 ) -> tuple[Path, ...]:

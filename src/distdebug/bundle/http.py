@@ -19,17 +19,8 @@ from typing import Any, Literal
 
 import attrs
 
-from ..._text import clean, reason_of
+from .._text import clean, reason_of
 
-
-__all__ = [
-    "LATE",
-    "Allowance",
-    "NoAnswerError",
-    "Place",
-    "fetch",
-    "parse_place",
-]
 
 LATE = "no answer in time"
 

@@ -1,3 +1,0 @@
-"""
-What does a server of ``torch.distributed.debug`` tell about a job?
-"""
