@@ -7,11 +7,17 @@ progress bars, junk, and files that are no files are dealt with once.
 
 from __future__ import annotations
 
-from .files import BROKEN, PACKED, Walk, open_log, read_tail, walk_logs
-from .model import LogLine, Origin
-from .parse import parse_line
-from .read import read_lines, split_block
-from .times import parse_time
+from .files import (
+    BROKEN,
+    PACKED,
+    Walk,
+    open_log,
+    read_lines,
+    read_tail,
+    split_block,
+    walk_logs,
+)
+from .parse import LogLine, Origin, parse_line, parse_time
 
 
 __all__ = [
