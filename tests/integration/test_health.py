@@ -26,11 +26,9 @@ from distdebug.health import (
     read_interfaces,
     read_kernel_log,
 )
-from distdebug.health.blocked import read_blocked
-from distdebug.health.memory.judge import judge_memory
-from distdebug.health.memory.read import read_memory
-from distdebug.health.ray_node.judge import judge_ray
-from distdebug.health.ray_node.read import read_ray
+from distdebug.health.host import read_blocked
+from distdebug.health.memory import judge_memory, read_memory
+from distdebug.health.ray_node import judge_ray, read_ray
 
 from .living import end_all, having, wait_until
 

@@ -23,12 +23,11 @@ from .._files import is_there, open_ordinary, write_whole
 from .._text import clean
 from ..capture.tool import find_tool
 from ..findings import Missing
-from ..health.gpu.smi import gpu_rows
-from ..health.kernel.events import is_suspicious
-from ..health.kernel.log import read_kernel_log
-from ..health.network.interfaces import read_interfaces
-from ..health.stored import FACTS_LAYOUT
-from ..health.variables import public_variables
+from ..health.gpu import gpu_rows
+from ..health.kernel import is_suspicious, read_kernel_log
+from ..health.network import read_interfaces
+from ..health.node import FACTS_LAYOUT
+from ..health.worker_environment import public_variables
 from ..processes.environ import read_environ
 
 

@@ -15,13 +15,13 @@ from __future__ import annotations
 import base64
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from socket import socket
 from typing import IO, Any
 
 from distdebug._text import clean
@@ -118,7 +118,9 @@ def _serve(
         silence = os.open(os.devnull, os.O_WRONLY)
         os.dup2(silence, 2)
         os.close(silence)
-        Talks(Program, nodes, env, say).serve(socket(fileno=task["doors"]))
+        Talks(Program, nodes, env, say).serve(
+            socket.socket(fileno=task["doors"])
+        )
     elif task["argv"]:
         Errands(on_node, task, env, say).run(nodes, stop)
 

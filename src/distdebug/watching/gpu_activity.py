@@ -33,8 +33,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from ..health.gpu.model import Gpu
-from ..health.gpu.read import read_gpus
+from ..health.gpu import Gpu, read_gpus
 
 
 class GpuLoad(NamedTuple):

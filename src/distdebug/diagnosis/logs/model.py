@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import attrs
 
 from ...findings import Finding, Missing
-from ...health.model import NodeFacts
+from ...health.node import NodeFacts
 from ...logscan.collectives import CollectiveLogs
 from ...logscan.model import LogGroup, ScanReport
 from ...raylogs.deaths.model import Deaths

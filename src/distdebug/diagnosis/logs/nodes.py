@@ -18,9 +18,9 @@ from ..._layout import check_layout
 from ..._text import reason_of
 from ...findings import Finding, Missing
 from ...health.environment import check_environment
-from ...health.model import NodeFacts
-from ...health.stored import (
+from ...health.node import (
     FACTS_LAYOUT,
+    NodeFacts,
     environs_of,
     job_start,
     judge_node_facts,

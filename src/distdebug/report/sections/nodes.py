@@ -11,9 +11,9 @@ from typing import NamedTuple
 from ..._text import clean, list_text, size_text, time_text
 from ...diagnosis.seen import seen_by
 from ...findings import Diagnosis, Finding
-from ...health.gpu.model import Gpu
-from ...health.model import NodeFacts
-from ...health.settings.processes import (
+from ...health.gpu import Gpu
+from ...health.node import NodeFacts
+from ...health.worker_environment import (
     Settings,
     by_job,
     read_settings,

@@ -9,17 +9,22 @@ import json
 from unittest.mock import patch
 
 from distdebug.capture.permission.status import explain_failure
-from distdebug.health.gpu import smi
-from distdebug.health.gpu.judge import judge_gpus
-from distdebug.health.gpu.rows import gpu_of_row
-from distdebug.health.kernel.events import find_events
-from distdebug.health.kernel.judge import Circumstances, judge_events
-from distdebug.health.kernel.log import parse_kernel_lines
-from distdebug.health.limits import judge_limits, read_limits
-from distdebug.health.memory.judge import judge_memory
-from distdebug.health.memory.read import read_memory
-from distdebug.health.network.infiniband import read_ib_ports
-from distdebug.health.pressure import judge_pressure, read_pressure
+from distdebug.health import gpu
+from distdebug.health.gpu import gpu_of_row, judge_gpus
+from distdebug.health.host import judge_limits, read_limits
+from distdebug.health.kernel import (
+    Circumstances,
+    find_events,
+    judge_events,
+    parse_kernel_lines,
+)
+from distdebug.health.memory import (
+    judge_memory,
+    judge_pressure,
+    read_memory,
+    read_pressure,
+)
+from distdebug.health.network import read_ib_ports
 from distdebug.processes import (
     find_workers,
     parse_stat,
@@ -59,8 +64,8 @@ def _ask_tool(data: bytes) -> object:
     def run(*_: object) -> tuple[int, str]:
         return status, parts.pop(0) if len(parts) > 1 else parts[0]
 
-    with patch.object(smi, "_run", run):
-        return smi.gpus_by_tool("nvidia-smi", timeout_s=1.0, brief=False)
+    with patch.object(gpu, "_run", run):
+        return gpu.gpus_by_tool("nvidia-smi", timeout_s=1.0, brief=False)
 
 
 @target(OSError)

@@ -4,23 +4,87 @@ Which variables has each process of the job?
 
 from __future__ import annotations
 
+import ipaddress
+import re
 import socket
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 
-from ..._text import clean
-from ...findings import Missing
-from ...identity import identify
-from ...processes.environ import read_environ
-from ...processes.model import Worker
-from ...processes.procfs import read_link
-from ..variables import public_variables
+from .._text import clean
+from ..findings import Missing
+from ..identity import identify
+from ..processes.environ import read_environ
+from ..processes.model import Worker
+from ..processes.procfs import read_link
 
 
-__all__ = ["Settings", "by_job", "read_settings", "those_of_ranks"]
+# Whatever else is in an environment is nobody's business.
+_PREFIXES = (
+    *("NCCL_", "RCCL_", "TORCH_", "TORCHELASTIC_", "GLOO_", "UCX_", "FI_"),
+    *("TP_SOCKET_IFNAME", "TORCHSPEC_LOG_LEVEL", "CUDA_", "HIP_", "ROCR_"),
+    *("PYTORCH_", "OMP_", "MKL_NUM_THREADS", "TOKENIZERS_PARALLELISM"),
+    *("RAY_", "VLLM_", "SGLANG_", "MEGATRON_", "HF_HOME", "HF_HUB_"),
+    *("HF_DATASETS_", "HF_XET_", "MASTER_ADDR", "MASTER_PORT"),
+)
+_NAMES = frozenset(
+    {
+        *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
+        *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "NODE_RANK"),
+        *("SLURM_JOB_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID"),
+        *("SLURM_NODEID", "SLURM_NNODES", "OMPI_COMM_WORLD_RANK"),
+        *("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"),
+        *("PMI_RANK", "PMI_SIZE", "PMIX_RANK"),
+    }
+)
+_SECRET = re.compile(
+    r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|COOKIE|SIGNATURE|BEARER",
+    re.IGNORECASE,
+)
+# A few names hold such a word, and no secret.
+_NO_SECRET = frozenset(
+    {"RAY_AUTH_MODE", "TOKENIZERS_PARALLELISM", "VLLM_TOKENIZER_MODE"}
+)
+_ACCOUNT = re.compile(r"://[^/\s]{0,500}@")
+# Some are recognized by themselves: of Hugging Face, OpenAI, GitHub, AWS, and
+# web tokens.
+_SECRET_VALUE = re.compile(
+    r"\bhf_[A-Za-z0-9]{20}|\bsk-[A-Za-z0-9_-]{16}|\bgh[pousr]_[A-Za-z0-9]{20}"
+    r"|\bAKIA[A-Z0-9]{12}|\beyJ[A-Za-z0-9_-]{16}|-----BEGIN"
+    r"|(?:token|secret|passw(?:or)?d|api[-_]?key)[\"']?\s{0,3}[=:]",
+    re.IGNORECASE,
+)
+_LONGEST = 500
+
+
+def public_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """
+    Which variables of a worker may be kept?
+
+    Args:
+        environ: All of them.
+
+    Returns:
+        Those of the network, of torch, and of the frameworks by name, without
+        any that may be a secret, by its name or by its value.
+    """
+    return {
+        clean(name): clean(value, limit=_LONGEST)
+        for name, value in sorted(environ.items())
+        if _is_public(name, value)
+    }
+
+
+def _is_public(name: str, value: str) -> bool:
+    if name not in _NAMES and not name.startswith(_PREFIXES):
+        return False
+    if name not in _NO_SECRET and _SECRET.search(name):
+        return False
+
+    return not (_ACCOUNT.search(value) or _SECRET_VALUE.search(value))
 
 
 _PLACE = (
@@ -188,3 +252,66 @@ def _settings(
         local_rank=who.local_rank,
         job=who.job,
     )
+
+
+#: The variables that tell where.
+ADDRESS, PORT = "MASTER_ADDR", "MASTER_PORT"
+
+
+class Team(NamedTuple):
+    """
+    Those who meet at one place.
+
+    Attributes:
+        size: How many they are.
+
+        address: Where they meet.
+
+        port: The port there.
+
+        run: Which run it is, as torchrun or Slurm tells.
+
+        host: Their host, if the address means another one on each.
+    """
+
+    size: int | None
+    address: str
+    port: str
+    run: str
+    host: str
+
+
+def teams(settings: Iterable[Settings]) -> dict[Team, list[Settings]]:
+    """
+    Put those together who are ranks of one job.
+
+    Args:
+        settings: All processes.
+
+    Returns:
+        Those of each job; and together, those that name no place.
+    """
+    found: dict[Team, list[Settings]] = defaultdict(list)
+    for x in settings:
+        found[_team(x)].append(x)
+    return dict(found)
+
+
+def _team(x: Settings) -> Team:
+    address = x.variables.get(ADDRESS, "")
+    return Team(
+        size=x.world_size,
+        address=address,
+        port=x.variables.get(PORT, ""),
+        run=x.variables.get("TORCHELASTIC_RUN_ID", "")
+        or x.variables.get("SLURM_JOB_ID", ""),
+        # Each host has a loopback of its own.
+        host=x.host if _is_loopback(address) or not address else "",
+    )
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ipaddress.ip_address(address).is_loopback
+    except ValueError:
+        return address == "localhost"

@@ -1,3 +1,0 @@
-"""
-What do the GPUs of a node tell about themselves?
-"""

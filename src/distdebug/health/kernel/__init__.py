@@ -1,3 +1,0 @@
-"""
-What did the kernel of a node say about it?
-"""

@@ -1,3 +1,0 @@
-"""
-Which interfaces has a node, and do they work?
-"""

@@ -1,3 +1,0 @@
-"""
-Is a Ray cluster alive on this node?
-"""
