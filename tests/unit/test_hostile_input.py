@@ -19,7 +19,7 @@ from distdebug.flight_recorder.reading.decode import pack
 from distdebug.flight_recorder.reading.files import FileName
 from distdebug.logscan import load_rules, read_collective_logs, scan_logs
 from distdebug.nodes import NodeStatus
-from distdebug.nodes.wire import ended_from_line
+from distdebug.nodes.results import ended_from_line
 from distdebug.nsight import match_worker
 from distdebug.processes import compile_patterns, read_environ, whole_number
 from distdebug.ranks import Mesh, parse_ranks

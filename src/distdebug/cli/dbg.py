@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ..debugger.client.commands import Command
     from ..debugger.client.connecting import DebugClient
     from ..debugger.client.model import Listing
-    from ..nodes.channel import Talks
+    from ..nodes.stream import Talks
 
 
 __all__ = ["add_parser", "run"]

@@ -14,7 +14,7 @@ from .output import counting, print_json
 
 
 if TYPE_CHECKING:
-    from ..nodes.model import Engine, NodeResult
+    from ..nodes.results import Engine, NodeResult
 
 
 __all__ = ["add_nodes_options", "patch_everywhere"]

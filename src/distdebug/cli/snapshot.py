@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ..diagnosis.snapshot import Snapshot
-    from ..nodes.model import Engine
+    from ..nodes.results import Engine
 
 
 __all__ = ["add_parser", "run"]

@@ -17,7 +17,7 @@ from ..bundle.folder import lost_part, merge_manifests, new_bundle, node_name
 from ..bundle.manifest import Manifest, NodeEntry, parse_manifest
 from ..bundle.options import Wanted
 from ..capture.files import make_folder
-from ..nodes.model import Engine, NodeResult
+from ..nodes.results import Engine, NodeResult
 from ..nodes.run import run_on_nodes
 from .collect import Tell, collect_node, version
 from .snapshot import Snapshot, explain_bundle

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO
 
-from .model import Bound, Ended, NodeStatus, Trouble
+from .results import Bound, Ended, NodeStatus, Trouble
 
 
 __all__ = ["MOST_BYTES", "Bound", "Ended", "run_errand", "run_process"]

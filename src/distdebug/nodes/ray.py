@@ -7,26 +7,124 @@ from __future__ import annotations
 import base64
 import json
 import os
+import socket
 import sys
 import time
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import contextmanager, suppress
+from functools import partial
 from importlib.util import find_spec
-from typing import Any
+from threading import Event
+from typing import Any, NamedTuple
 
 import attrs
 
 from .._text import clean
 from ..errors import MissingDependencyError, NodesError
-from .channel import Door
-from .conversation import Conversation, converse
-from .model import Arrival, Ended, NodeStatus, Trouble
-from .ray_doors import hand_out, handing
-from .wire import ended_from_line
+from .results import (
+    Arrival,
+    Ended,
+    NodeStatus,
+    Trouble,
+    ended_from_line,
+    ended_to_line,
+)
+from .stream import Channel, Conversation, Door, converse
 
 
-__all__ = ["Ray"]
+_REAP_S = 0.5
+
+
+@contextmanager
+def handing() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """
+    What are sockets handed over with?
+
+    Yields:
+        Our end, and that of the child process; who started it closes it here.
+    """
+    kind = socket.SOCK_SEQPACKET
+    ours, theirs = socket.socketpair(socket.AF_UNIX, kind)
+    with ours, theirs:
+        yield ours, theirs
+
+
+def hand_out(
+    talk: Conversation,
+    hosts: Iterable[str],
+    argv: Sequence[str],
+    doors: socket.socket,
+) -> Mapping[str, Door]:
+    """
+    What starts a program on each node?
+
+    Args:
+        talk: What the child process says.
+
+        hosts: The names of the nodes.
+
+        argv: The command.
+
+        doors: Where sockets are handed over.
+
+    Returns:
+        It, by the name of the node.
+    """
+    troubles: dict[str, Trouble] = {}
+    return {
+        host: partial(_open, talk, host, argv, doors, troubles)
+        for host in hosts
+    }
+
+
+def _open(
+    talk: Conversation,
+    host: str,
+    argv: Sequence[str],
+    doors: socket.socket,
+    troubles: dict[str, Trouble],
+) -> Channel:
+    ours, theirs = socket.socketpair()
+    question = json.dumps({"host": host, "argv": list(argv)}).encode()
+    with theirs:
+        try:
+            socket.send_fds(doors, [question], [theirs.fileno()])
+        except BaseException:
+            ours.close()
+            raise
+
+    return Channel(
+        socket=ours,
+        why=lambda: _why(talk, host, troubles),
+        wait=lambda _: None,
+    )
+
+
+def _why(
+    talk: Conversation, host: str, troubles: dict[str, Trouble]
+) -> Trouble:
+    until = time.monotonic() + _REAP_S
+    line: bytes | None = b""
+    with suppress(TimeoutError, ValueError):
+        while host not in troubles and line is not None:
+            line = talk.hear(until)
+            told = json.loads(line or b"{}")
+            if "trouble" in told:
+                status, reason, remedy = told["trouble"]
+                troubles[told["host"]] = Trouble(
+                    NodeStatus(status), reason, remedy
+                )
+    broken = Trouble(NodeStatus.FAILED, "the connection to Ray broke")
+    return troubles.pop(host, broken)
+
 
 # A connection takes a second; a head that does not answer, without end.
 _CONNECT_S = 30.0
@@ -239,3 +337,303 @@ def _broken(talk: Conversation) -> str:
     lines = map(clean, talk.complaint.decode("utf-8", "replace").splitlines())
     last = [line for line in lines if line][-1:]
     return ": ".join(["the connection to Ray broke", *last])
+
+
+# What is there for the workers of the job itself, such as a profiler, stays
+# away from ours.
+_SHARED = (
+    "working_dir",
+    "py_modules",
+    "py_executable",
+    "pip",
+    "uv",
+    "conda",
+    "env_vars",
+    "container",
+    "image_uri",
+    "config",
+)
+_HOOK = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"
+
+
+class _Job(NamedTuple):
+    number: str
+    submission: str
+    entrypoint: str
+    env: dict[str, Any]
+
+
+def runtime_env_of(
+    given: Mapping[str, Any] | None, job: str | None
+) -> Mapping[str, Any] | None:
+    """
+    Which runtime environment is like that of a job?
+
+    Args:
+        given: The one to take in any case.
+
+        job: The number of a job, such as ``"02000000"``, or what ``ray job
+            submit`` called it; by default the only one that runs.
+
+    Returns:
+        The runtime environment, with what of it was uploaded already.
+
+    Raises:
+        NodesError: There is no such job, or there are several that differ.
+    """
+    if given is not None:
+        return given
+    running = _running_jobs()
+    if job is not None:
+        running = [x for x in running if job in {x.number, x.submission}]
+        if not running:
+            msg = f"Ray runs no job {clean(job)!r}"
+            raise NodesError(msg, remedy="`ray job list` tells their names")
+    if any(x.env != running[0].env for x in running[1:]):
+        names = ", ".join(_name(x) for x in running)
+        msg = f"jobs with different runtime environments run: {names}"
+        raise NodesError(msg, remedy="say which one by job=...")
+    return running[0].env if running else None
+
+
+def shared_env(whole: Mapping[str, Any]) -> dict[str, Any]:
+    """
+    What of the runtime environment of a job is for other workers, too?
+
+    Args:
+        whole: The runtime environment, as Ray keeps it.
+
+    Returns:
+        A part of it, which another worker can be given.
+    """
+    env = {key: whole[key] for key in _SHARED if key in whole}
+    variables = env.get("env_vars")
+    if isinstance(variables, dict):
+        env["env_vars"] = {k: v for k, v in variables.items() if k != _HOOK}
+    return env
+
+
+def _name(job: _Job) -> str:
+    return f"{job.submission or job.number} ({clean(job.entrypoint)[:60]})"
+
+
+def _running_jobs() -> list[_Job]:
+    """
+    The jobs that run, without those of ours and of Ray itself.
+    """
+    import ray
+
+    # The public way to this table needs a dashboard, which many have not.
+    client = ray._private.worker.global_worker.gcs_client  # noqa: SLF001
+    ours = ray.get_runtime_context().get_job_id()
+    try:
+        table = client.get_all_job_info(
+            skip_submission_job_info_field=True,
+            skip_is_running_tasks_field=True,
+        )
+        rows = [row for row in table.values() if not row.is_dead]
+        return [
+            _job(row)
+            for row in rows
+            if row.job_id.hex() != ours
+            and not row.config.ray_namespace.startswith(("_ray_", "_distdeb"))
+        ]
+    except (AttributeError, TypeError, ValueError) as exc:
+        msg = f"this Ray does not tell its jobs: {type(exc).__name__}: {exc}"
+        raise NodesError(msg, remedy="give runtime_env=...") from exc
+
+
+def _job(row: Any) -> _Job:
+    text = row.config.runtime_env_info.serialized_runtime_env
+    env = shared_env(json.loads(text or "{}"))
+    return _Job(
+        row.job_id.hex(),
+        str(row.config.metadata.get("job_submission_id", "")),
+        str(row.entrypoint),
+        env,
+    )
+
+
+_BEAT_S = 0.2
+# So long may the nodes end what is not wanted any more.
+_CANCEL_S = 2.0
+
+Say = Callable[[Mapping[str, object]], None]
+
+
+class _Sent(NamedTuple):
+    node: Mapping[str, Any]
+    host: str
+    begin: float
+
+
+class Errands:
+    """
+    One task on each node, some of them at the same time.
+
+    Args:
+        on_node: What each runs: takes the errand, seconds, and the name of
+            the node, and returns a line.
+
+        task: What was asked for.
+
+        env: The runtime environment, if any.
+
+        say: Called with what is told of each node.
+    """
+
+    def __init__(
+        self,
+        on_node: Callable[[bytes, float, str], bytes],
+        task: Mapping[str, Any],
+        env: Mapping[str, Any] | None,
+        say: Say,
+    ) -> None:
+        import ray
+
+        self._task, self._say = task, say
+        self._options = {"runtime_env": dict(env)} if env else {}
+        # It has to run beside a job that uses every CPU.
+        self._remote = ray.remote(num_cpus=0, max_retries=0)(on_node)
+        self._sent: dict[Any, _Sent] = {}
+        self._errand = ray.put(
+            json.dumps([task["argv"], task["data"]]).encode()
+        )
+
+    def run(self, nodes: Mapping[str, Mapping[str, Any]], stop: Event) -> None:
+        """
+        Go to all nodes, and tell what becomes of each.
+
+        Args:
+            nodes: What Ray says of each, by name.
+
+            stop: Set when nobody wants more.
+        """
+        import ray
+
+        todo = list(nodes.items())
+        try:
+            while (todo or self._sent) and not stop.is_set():
+                while todo and len(self._sent) < self._task["at_once"]:
+                    self._send(*todo.pop(0))
+                ready, _ = ray.wait(list(self._sent), timeout=_BEAT_S)
+                for ref in ready:
+                    self._came(ref)
+                self._give_up()
+        finally:
+            self._cancel(list(self._sent))
+
+    def _send(self, host: str, node: Mapping[str, Any]) -> None:
+        from ray.util.scheduling_strategies import (
+            NodeAffinitySchedulingStrategy,
+        )
+
+        sent = _Sent(node, host, time.monotonic())
+        if not node["Alive"]:
+            self._tell(sent, ended_to_line(Ended(trouble=dead_node(node))))
+            return
+        # It needs nothing, so that it never waits for something to be free.
+        place = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+        task = self._remote.options(
+            name="distdebug", scheduling_strategy=place, **self._options
+        )
+        ref = task.remote(self._errand, self._task["timeout_s"], host)
+        self._sent[ref] = sent
+
+    def _came(self, ref: Any) -> None:
+        import ray
+
+        sent = self._sent.pop(ref)
+        try:
+            line = ray.get(ref)
+        except Exception as exc:  # noqa: BLE001 -- whatever Ray makes of it
+            line = ended_to_line(Ended(trouble=trouble_of_ray(exc, sent.node)))
+        self._tell(sent, line)
+
+    def _tell(self, sent: _Sent, line: object) -> None:
+        text = line.decode("ascii", "replace") if type(line) is bytes else line
+        self._say(
+            {
+                "host": sent.host,
+                "seconds": time.monotonic() - sent.begin,
+                "ended": text if type(text) is str else None,
+            }
+        )
+
+    def _give_up(self) -> None:
+        end = time.monotonic() - self._task["timeout_s"]
+        late = [
+            ref
+            for ref, sent in self._sent.items()
+            if sent.begin + self._task["grace_s"] < end
+        ]
+        for ref in late:
+            sent = self._sent.pop(ref)
+            node = _now(sent.node)
+            trouble = None if node["Alive"] else dead_node(node)
+            self._tell(sent, ended_to_line(Ended(trouble=trouble)))
+        self._cancel(late)
+
+    @staticmethod
+    def _cancel(refs: list[Any]) -> None:
+        import ray
+
+        if not refs:
+            return
+        # A command that is left to itself would run on: let its node end it.
+        for ref in refs:
+            with suppress(Exception):
+                ray.cancel(ref, force=False)
+        ray.wait(refs, num_returns=len(refs), timeout=_CANCEL_S)
+
+
+def _now(node: Mapping[str, Any]) -> Mapping[str, Any]:
+    import ray
+
+    with suppress(Exception):
+        return next(n for n in ray.nodes() if n["NodeID"] == node["NodeID"])
+    return node
+
+
+def dead_node(node: Mapping[str, Any]) -> Trouble:
+    """
+    What is there to say of a node that Ray does not reach?
+
+    Args:
+        node: What Ray says of it.
+    """
+    why = node.get("DeathReasonMessage")
+    return Trouble(
+        NodeStatus.DEAD,
+        "Ray does not reach the node" + (f": {why}" if why else ""),
+        "see raylet.out and raylet.err in /tmp/ray/session_latest/logs there",
+    )
+
+
+def trouble_of_ray(exc: Exception, node: Mapping[str, Any]) -> Trouble:
+    """
+    What does an exception of Ray mean for a node?
+
+    Args:
+        exc: The exception.
+
+        node: What Ray said of the node.
+    """
+    from ray import exceptions
+
+    node = _now(node)
+    gone = (
+        exceptions.NodeDiedError,
+        exceptions.TaskUnschedulableError,
+        exceptions.ActorUnschedulableError,
+    )
+    if not node["Alive"] or isinstance(exc, gone):
+        return dead_node(node)
+    said = f"{type(exc).__name__}: {clean(str(exc))}"[:1000]
+    if isinstance(exc, exceptions.RuntimeEnvSetupError):
+        return Trouble(
+            NodeStatus.FAILED,
+            f"the runtime environment cannot be set up there: {said}",
+            "give another one, such as runtime_env={}",
+        )
+    return Trouble(NodeStatus.FAILED, f"its Ray worker failed: {said}")

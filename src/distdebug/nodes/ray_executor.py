@@ -14,8 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..errors import NodesError
-from .ray import Ray
-from .ray_env import runtime_env_of
+from .ray import Ray, runtime_env_of
 
 
 __all__ = ["RayExecutor"]

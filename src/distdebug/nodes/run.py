@@ -4,20 +4,70 @@ How does one command run on every node of a job?
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Literal
+import os
+import socket
+import sys
+import threading
+import time
+
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Literal, TypeVar
 
 import attrs
 
 from .._text import clean, without_controls
 from ..errors import NodesError
-from .here import Here
-from .last_words import trouble_of
-from .model import Arrival, Engine, NodeResult, NodeStatus
-from .parcel import Parcel, pack, unpack_answer
+from .process import run_errand
+from .remote_function import Parcel, pack, unpack_answer
+from .results import (
+    Arrival,
+    Bound,
+    Ended,
+    Engine,
+    NodeResult,
+    NodeStatus,
+    trouble_of,
+)
 
 
-__all__ = ["run_on_nodes"]
+@attrs.frozen(kw_only=True)
+class Here:
+    """
+    The node that we are on.
+
+    Attributes:
+        python: The Python that runs functions; by default this one.
+    """
+
+    python: str = sys.executable
+
+    def run(
+        self, argv: Sequence[str], *, data: bytes | None, timeout_s: float
+    ) -> Iterator[Arrival]:
+        """
+        What does a command leave here?
+
+        Args:
+            argv: The command.
+
+            data: What it reads from its standard input, if anything.
+
+            timeout_s: How long it may take, in seconds.
+
+        Yields:
+            The one answer.
+        """
+        begin = time.monotonic()
+        ended = run_errand(
+            argv,
+            environment=os.environ,
+            bound=Bound(timeout_s=timeout_s),
+            data=data,
+        )
+        seconds = time.monotonic() - begin
+        yield Arrival(socket.gethostname(), ended, seconds=seconds)
+
 
 _MOST_OUTPUT = 8000
 
@@ -127,3 +177,44 @@ def _answered(result: NodeResult, answer: dict[str, object]) -> NodeResult:
         reason=clean(str(answer.get("reason"))),
         remedy=clean(str(answer.get("remedy") or "")),
     )
+
+
+P = TypeVar("P")
+
+
+def side_by_side(
+    ask: Callable[[P], Ended],
+    places: Mapping[str, P],
+    *,
+    at_once: int,
+    stop: threading.Event,
+) -> Iterator[Arrival]:
+    """
+    What does each node answer, as they come?
+
+    Args:
+        ask: What asks one node.
+
+        places: What tells it which, by the name of the node.
+
+        at_once: How many nodes are asked at the same time.
+
+        stop: Set when nobody wants more answers; *ask* ends soon, then.
+
+    Yields:
+        One answer per node.
+    """
+
+    def arrival(host: str) -> Arrival:
+        begin = time.monotonic()
+        ended = ask(places[host])
+        return Arrival(host, ended, len(places), time.monotonic() - begin)
+
+    with ThreadPoolExecutor(max(1, min(at_once, len(places)))) as pool:
+        try:
+            waiting = [pool.submit(arrival, host) for host in places]
+            for future in as_completed(waiting):
+                yield future.result()
+        finally:
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)

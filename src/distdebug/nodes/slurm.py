@@ -18,10 +18,10 @@ import attrs
 
 from .._text import clean
 from ..errors import NodesError
-from .channel import Door, open_channel
-from .model import Arrival, Bound, Ended, NodeStatus, Trouble
 from .process import run_errand, run_process
-from .side_by_side import side_by_side
+from .results import Arrival, Bound, Ended, NodeStatus, Trouble
+from .run import side_by_side
+from .stream import Door, open_channel
 
 
 __all__ = ["Slurm"]

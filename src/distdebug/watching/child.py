@@ -24,9 +24,9 @@ import attrs
 from .._text import clean
 from ..bundle.options import Wanted
 from ..errors import CaptureError
-from ..nodes.model import Bound, Ended
-from ..nodes.parcel import unpack_answer
 from ..nodes.process import run_process
+from ..nodes.remote_function import unpack_answer
+from ..nodes.results import Bound, Ended
 from .hang import Hang, HangReason, Order, Response
 
 

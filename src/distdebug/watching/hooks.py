@@ -23,8 +23,8 @@ from pathlib import Path
 
 from .._text import clean
 from ..errors import ConfigError, HookError
-from ..nodes.model import Bound, Ended
 from ..nodes.process import run_process
+from ..nodes.results import Bound, Ended
 from .config import a_number
 from .hang import Hang, say
 from .webhook import message_for, post, read_address

@@ -26,7 +26,7 @@ from .there import reach_nodes
 
 
 if TYPE_CHECKING:
-    from ...nodes.channel import Talks
+    from ...nodes.stream import Talks
 
 
 __all__ = ["DebugClient", "connect"]

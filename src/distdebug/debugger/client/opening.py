@@ -15,7 +15,7 @@ from typing import NamedTuple
 import attrs
 
 from ..._text import clean
-from ...nodes.channel import Channel, Door, close_channels
+from ...nodes.stream import Channel, Door, close_channels
 from ..relay import VERSION
 from .calls import Line
 from .model import LostNode

@@ -16,7 +16,7 @@ import attrs
 
 from ..._text import clean
 from ...errors import DebuggerError
-from ...nodes.channel import Door, Talks, close_channels
+from ...nodes.stream import Door, Talks, close_channels
 from ...processes.model import Worker
 from .calls import Peer, ask_all
 from .model import LostNode, Silent

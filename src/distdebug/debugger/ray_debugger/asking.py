@@ -14,8 +14,8 @@ from typing import Any
 
 from ..._text import clean
 from ...errors import MissingDependencyError, NodesError
-from ...nodes.model import Bound
 from ...nodes.process import run_process
+from ...nodes.results import Bound
 
 
 __all__ = ["ask_tables", "ask_workers", "plain_text", "rows_of"]

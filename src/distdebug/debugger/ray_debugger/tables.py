@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib import import_module
 from typing import Any
 
-from ...nodes.ray_env import shared_env
+from ...nodes.ray import shared_env
 
 
 __all__ = ["read_tables"]

@@ -12,8 +12,12 @@ from unittest.mock import patch
 from distdebug.debugger.ray_debugger import dashboard, tables
 from distdebug.errors import NodesError
 from distdebug.nodes import Ended, shared_env, slurm, unpack_answer
-from distdebug.nodes.model import NodeStatus, Trouble
-from distdebug.nodes.wire import ended_from_line, ended_to_line
+from distdebug.nodes.results import (
+    NodeStatus,
+    Trouble,
+    ended_from_line,
+    ended_to_line,
+)
 
 from ..target import target
 

@@ -23,9 +23,6 @@ from typing import Any, NamedTuple
 from ..errors import NodesError
 
 
-__all__ = ["Parcel", "pack", "unpack_answer"]
-
-
 class Parcel(NamedTuple):
     """
     A function that is ready to travel.

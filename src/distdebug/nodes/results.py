@@ -4,6 +4,8 @@ What became of a command on a node, and what may run one?
 
 from __future__ import annotations
 
+import base64
+import json
 import threading
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,17 +16,6 @@ import attrs
 
 from .._showing import Block, Entries, Entry, Lines, Shown
 from .._text import clean
-
-
-__all__ = [
-    "Arrival",
-    "Bound",
-    "Ended",
-    "Engine",
-    "NodeResult",
-    "NodeStatus",
-    "Trouble",
-]
 
 
 class NodeStatus(StrEnum):
@@ -193,3 +184,111 @@ class Engine(Protocol):
         Raises:
             NodesError: The nodes are not known.
         """
+
+
+def ended_to_line(ended: Ended) -> str:
+    """
+    How is it told elsewhere?
+
+    Args:
+        ended: What a command left.
+
+    Returns:
+        One line of JSON, in ASCII.
+    """
+    return json.dumps(
+        {
+            "status": ended.status,
+            "output": base64.b64encode(ended.output).decode(),
+            "complaint": base64.b64encode(ended.complaint).decode(),
+            "trouble": ended.trouble,
+        }
+    )
+
+
+def ended_from_line(line: object) -> Ended:
+    """
+    What was told?
+
+    Args:
+        line: What is said to be such a line.
+
+    Returns:
+        What the command left; that nobody understands it is a trouble.
+    """
+    try:
+        told = json.loads(_text(line))
+        status = told["status"]
+        return Ended(
+            None if status is None else int(status),
+            base64.b64decode(_text(told["output"])),
+            base64.b64decode(_text(told["complaint"])),
+            _trouble(told["trouble"]),
+        )
+    except (
+        *(LookupError, OverflowError, RecursionError),
+        *(TypeError, ValueError),
+    ):
+        return Ended(
+            trouble=Trouble(
+                NodeStatus.FAILED,
+                "nobody understands what the node answered",
+                "install the same distdebug there",
+            )
+        )
+
+
+def _trouble(told: object) -> Trouble | None:
+    if told is None:
+        return None
+    if not isinstance(told, list):
+        raise TypeError
+    status, reason, remedy = map(_text, told)
+    return Trouble(NodeStatus(status), reason, remedy)
+
+
+def _text(told: object) -> str:
+    if not isinstance(told, str):
+        raise TypeError
+    return told
+
+
+def trouble_of(
+    status: int | None, complaint: str, timeout_s: float
+) -> Trouble:
+    """
+    What can be told of a command that left no answer?
+
+    Args:
+        status: Its exit status; ``None`` if it was ended by us.
+
+        complaint: What it wrote to its standard error.
+
+        timeout_s: How long it was waited for, in seconds.
+
+    Returns:
+        What happened, and what helps.
+    """
+    if status is None:
+        return Trouble(
+            NodeStatus.TIMED_OUT,
+            f"no answer after {timeout_s:g} s",
+            "give it more time, or look at the node itself",
+        )
+    return Trouble(
+        NodeStatus.FAILED,
+        _last_words(status, complaint),
+        _missing_remedy(complaint),
+    )
+
+
+def _last_words(status: int, complaint: str) -> str:
+    lines = [line for line in map(clean, complaint.splitlines()) if line]
+    ended = f"signal {-status}" if status < 0 else f"status {status}"
+    return f"it ended with {ended}" + (f": {lines[-1]}" if lines else "")
+
+
+def _missing_remedy(complaint: str) -> str:
+    if "No module named" in complaint:
+        return "install distdebug on the node, or in its container"
+    return ""
