@@ -30,8 +30,7 @@ if TYPE_CHECKING:
         write_launch_json,
     )
     from .diagnosis import diagnose
-    from .diagnosis.preflight import preflight
-    from .diagnosis.snapshot import Snapshot, snapshot
+    from .diagnosis.collect import Snapshot, preflight, snapshot
     from .errors import (
         BundleError,
         CaptureError,
@@ -243,7 +242,7 @@ _HOME = {
     "RecorderError": "errors",
     "RecorderSettings": "flight_recorder",
     "RulesError": "errors",
-    "Snapshot": "diagnosis.snapshot",
+    "Snapshot": "diagnosis.collect",
     "StepProfiler": "nsight",
     "Timeline": "flight_recorder",
     "TooLateError": "errors",
@@ -282,7 +281,7 @@ _HOME = {
     "parse_ranks": "ranks",
     "patch_ray_nsight": "nsight",
     "post_mortem": "debugger",
-    "preflight": "diagnosis.preflight",
+    "preflight": "diagnosis.collect",
     "ray_debug_sessions": "debugger",
     "ray_debugger_env": "debugger",
     "ray_debugger_setup": "debugger",
@@ -297,7 +296,7 @@ _HOME = {
     "scan_logs": "logscan",
     "scope": "debugger",
     "set_trace": "debugger",
-    "snapshot": "diagnosis.snapshot",
+    "snapshot": "diagnosis.collect",
     "watch": "watching.inside",
     "write_launch_json": "debugger",
     "write_report": "report",

@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from distdebug.bundle.manifest import read_manifest
-from distdebug.diagnosis import everywhere, snapshot_everywhere
+from distdebug.diagnosis import collect, snapshot_everywhere
 from distdebug.errors import NodesError
 from distdebug.findings import Cause
 from distdebug.nodes import Slurm, run_on_nodes
@@ -117,7 +117,7 @@ def test_snapshot_hangs(lab, job, rank, tmp_path, monkeypatch):
     """
     A node that hangs while it collects costs its own part only, in bound.
     """
-    monkeypatch.setattr(everywhere, "_MORE_S", 1.0)
+    monkeypatch.setattr(collect, "_MORE_S", 1.0)
     begin = time.monotonic()
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(

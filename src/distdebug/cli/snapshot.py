@@ -22,7 +22,7 @@ from .output import print_json, print_result, telling
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..diagnosis.snapshot import Snapshot
+    from ..diagnosis.collect import Snapshot
     from ..nodes.results import Engine
 
 
@@ -167,7 +167,7 @@ def _how(args: argparse.Namespace) -> Callable[..., Snapshot]:
 
         return partial(snapshot, debug_server=args.debug_server or "")
 
-    from ..diagnosis.everywhere import snapshot_everywhere
+    from ..diagnosis.collect import snapshot_everywhere
 
     return partial(snapshot_everywhere, engine=_engine(args))
 

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from .collect import UNKNOWN as UNKNOWN
     from .collect import Collected as Collected
+    from .collect import Snapshot as Snapshot
     from .collect import collect_node as collect_node
+    from .collect import explain_bundle as explain_bundle
     from .collect import reason_of as reason_of
+    from .collect import snapshot_everywhere as snapshot_everywhere
     from .collect import version as version
-    from .everywhere import snapshot_everywhere as snapshot_everywhere
     from .hosts import all_stacks as all_stacks
-    from .logs.model import LogEvidence as LogEvidence
+    from .log_evidence import LogEvidence as LogEvidence
     from .root_cause import diagnose as diagnose
     from .seen import Seen as Seen
     from .seen import seen_by as seen_by
-    from .snapshot import UNKNOWN as UNKNOWN
-    from .snapshot import Snapshot as Snapshot
-    from .snapshot import explain_bundle as explain_bundle
 else:
     from .._lazy import lazy_names
 

@@ -8,41 +8,46 @@ for.
 
 from __future__ import annotations
 
+import os
 import time
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import partial
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import attrs
 
+from .._files import output_to, write_whole
 from .._in_time import in_time
+from .._showing import Block, Shown
 from .._text import clean
 from ..bundle.debug_server import keep_debug_server
 from ..bundle.dumps import MOST_BYTES, ask_ranks, find_dump_dirs, keep_dumps
+from ..bundle.folder import lost_part, merge_manifests, new_bundle, node_name
 from ..bundle.manifest import (
     Manifest,
     NodeEntry,
     NodeStatus,
+    parse_manifest,
     write_manifest,
 )
 from ..bundle.node import keep_facts, keep_tails, own_logs
 from ..bundle.options import Wanted
-from ..capture.files import write_capture
+from ..capture.files import make_folder, write_capture
+from ..capture.model import Native
 from ..capture.node import capture_node
-from ..findings import Finding, Missing
+from ..capture.permission.check import Check, check_blocks
+from ..capture.permission.rights import check_capture
+from ..findings import Cause, Diagnosis, Finding, Missing
+from ..findings.text import diagnosis_blocks, missing_block
+from ..nodes.results import Engine, NodeResult
+from ..nodes.run import run_on_nodes
 from ..processes.model import Worker
+from .root_cause import diagnose
 
-
-__all__ = [
-    "Collected",
-    "Tell",
-    "collect_node",
-    "keep_manifest",
-    "reason_of",
-    "version",
-]
 
 Tell = Callable[[str, int, int], object]
 Source = Callable[[], tuple[Iterable[Path], Iterable[Missing]]]
@@ -369,3 +374,308 @@ def _manifest(
         nodes=(node,),
         skipped=tuple(taking.missing),
     )
+
+
+@attrs.frozen
+class Snapshot(Shown):
+    """
+    What was taken from a job that runs.
+
+    Attributes:
+        folder: Where it is.
+
+        diagnosis: What it tells.
+
+        manifest: What is in it, and what is not.
+    """
+
+    folder: Path
+    diagnosis: Diagnosis
+    manifest: Manifest
+
+    @property
+    def is_blind(self) -> bool:
+        """
+        Whether nothing of the job itself could be seen.
+        """
+        return all(node.status == "failed" for node in self.manifest.nodes)
+
+    def to_dict(self) -> dict[str, Any]:
+        """
+        Plain data in the layout of the command line's ``--json``.
+        """
+        return {
+            **self.diagnosis.to_dict(),
+            "folder": str(self.folder),
+            "manifest": self.manifest.to_dict(),
+        }
+
+    def _blocks_(self) -> Iterable[Block]:
+        nodes = self.manifest.nodes
+        files = sum(node.files for node in nodes)
+        taken = f"snapshot: {clean(str(self.folder), limit=1000)}"
+        yield from diagnosis_blocks(self.diagnosis)
+        yield f"{taken} (nodes: {len(nodes)}, files: {files})"
+        yield missing_block(self.manifest.skipped)
+
+
+def snapshot(  # noqa: PLR0913 each can be left out
+    output_dir: str | os.PathLike[str],
+    *,
+    dump_dir: str | os.PathLike[str] | None = None,
+    pids: Iterable[int] | None = None,
+    patterns: Iterable[str] = (),
+    logs: Iterable[str | os.PathLike[str]] = (),
+    native: Native = "none",
+    cuda: bool = False,
+    debug_server: str = "",
+    timeout_s: float = 120.0,
+    tell: Tell = lambda _stage, _done, _total: None,
+) -> Snapshot:
+    """
+    Take everything worth having about the job on this node, and diagnose it.
+
+    Each part fails alone, and the manifest tells which did.  The job goes on
+    as before.
+
+    Args:
+        output_dir: Where to; if something is there already,
+            ``OUTPUT_DIR.2``, and so on.
+
+        dump_dir: Where the ranks put their Flight Recorder dumps; they are
+            asked for new ones.  By default the ranks themselves tell.
+
+        pids: Which processes; by default the workers that
+            :func:`~distdebug.processes.find.find_workers` finds.
+
+        patterns: Regular expressions for the command lines of workers, if
+            *pids* is not given.
+
+        logs: Files of which the last MiB is kept.
+
+        native: Whose native stacks to take, which stops a process for a
+            moment; see :func:`~distdebug.capture.node.capture_node`.
+
+        cuda: Whether to attach cuda-gdb to every process, which stops it for
+            seconds.
+
+        debug_server: Where a server of ``torch.distributed.debug`` answers,
+            as ``HOST:PORT``: a further source, about all ranks of the job.
+
+        timeout_s: How long collecting may take, in seconds.  Killing tools
+            and the diagnosis come on top.
+
+        tell: Called with the stage, and how many of how many are done.
+
+    Returns:
+        The diagnosis, and where everything is; it prints itself.
+
+    Raises:
+        OutputError: The folder cannot be made.
+
+        PatternError: A pattern is no regular expression.
+    """
+    wanted = Wanted(  # before a folder is made: it may be refused
+        dump_dir=dump_dir,
+        pids=pids,
+        patterns=patterns,
+        logs=logs,
+        native=native,
+        cuda=cuda,
+        debug_server=debug_server,
+        timeout_s=timeout_s,
+    )
+    host = node_name()
+    with output_to(output_dir):
+        bundle = new_bundle(output_dir)
+        folder = make_folder(bundle, host)
+    taken = collect_node(folder, wanted, host=host, tell=tell)
+    tell("diagnosis", 0, 1)
+    return explain_bundle(bundle, taken.manifest, findings=taken.findings)
+
+
+def explain_bundle(
+    folder: Path, manifest: Manifest, *, findings: tuple[Finding, ...] = ()
+) -> Snapshot:
+    """
+    Diagnose what all nodes took, and finish the snapshot.
+
+    Args:
+        folder: The folder of all nodes.
+
+        manifest: What is in it.
+
+        findings: What is known already, in case that nothing could be
+            written.
+
+    Returns:
+        The snapshot, with its report and its manifest.
+    """
+    try:
+        diagnosis = diagnose(folder)
+    except Exception as exc:  # noqa: BLE001 what was taken is still there
+        manifest = _without(manifest, "diagnosis", exc)
+        verdict = next(iter(findings), UNKNOWN)
+        diagnosis = Diagnosis(verdict=verdict, findings=findings)
+    else:
+        manifest = _report(folder, diagnosis, manifest)
+    return Snapshot(folder, diagnosis, keep_manifest(folder, manifest))
+
+
+def _report(
+    folder: Path, diagnosis: Diagnosis, manifest: Manifest
+) -> Manifest:
+    text = f"{diagnosis}\n".encode("utf-8", "replace")
+    try:
+        write_whole(folder / "REPORT.txt", text)
+    except OSError as exc:
+        return _without(manifest, "report", exc)
+
+    return manifest
+
+
+def _without(manifest: Manifest, what: str, exc: Exception) -> Manifest:
+    lost = Missing(what=what, reason=reason_of(exc))
+    return attrs.evolve(manifest, skipped=(*manifest.skipped, lost))
+
+
+UNKNOWN = Finding(
+    cause=Cause.UNKNOWN,
+    ranks=(),
+    summary="nothing could be taken that tells what the job does",
+    confidence="possible",
+    remedy="see what is missing; distdebug preflight tells what is in the way",
+)
+
+
+# For starting Python there, and killing tools.
+_MORE_S = 60.0
+
+
+def snapshot_everywhere(
+    output_dir: str | os.PathLike[str],
+    *,
+    engine: Engine,
+    tell: Tell = lambda _stage, _done, _total: None,
+    **options: Any,
+) -> Snapshot:
+    """
+    Take a snapshot on every node of a job, and diagnose all of it.
+
+    A node that does not answer costs its own part only.
+
+    Args:
+        output_dir: Where to, on a file system that all nodes share; if
+            something is there already, ``OUTPUT_DIR.2``, and so on.
+
+        engine: What knows the nodes of the job, such as
+            :class:`distdebug.nodes.slurm.Slurm`.
+
+        tell: Called with the stage, and how many of how many are done.
+
+        options: What else :func:`~distdebug.diagnosis.collect.snapshot`
+            takes.
+
+    Returns:
+        The diagnosis, and where everything is; it prints itself.
+
+    Raises:
+        OutputError: The folder cannot be made.
+
+        NodesError: The nodes of the job are not known.
+
+        PatternError: A pattern is no regular expression.
+    """
+    wanted, created = Wanted(**options), time.time()
+    with output_to(output_dir):
+        folder = new_bundle(output_dir)
+    results = run_on_nodes(
+        partial(_take_here, str(folder), wanted),
+        engine=engine,
+        timeout_s=wanted.timeout_s + _MORE_S,
+        tell=partial(tell, "nodes"),
+    )
+    parts = [_part(result) for result in _by_host(results)]
+    manifest = merge_manifests(parts, version=version(), created=created)
+    tell("diagnosis", 0, 1)
+    return explain_bundle(folder, manifest)
+
+
+def _take_here(folder: str, wanted: Wanted) -> dict[str, Any]:
+    """
+    Take the part of one node; runs there.
+    """
+    own = make_folder(Path(folder), node_name())
+    taken = collect_node(own, wanted, host=own.name, is_one_of_many=True)
+    return taken.manifest.to_dict()
+
+
+def _by_host(results: Iterable[NodeResult]) -> list[NodeResult]:
+    return sorted(results, key=lambda result: result.host)
+
+
+def _part(result: NodeResult) -> Manifest:
+    """
+    What one node took, or why nothing.
+    """
+    reason = result.reason
+    try:
+        if result.value is not None:
+            return parse_manifest(result.value)
+    except ValueError as exc:
+        reason = f"it answered with something else: {exc}"
+
+    node = NodeEntry(
+        host=result.host,
+        status="failed",
+        seconds=result.seconds,
+        reason=reason,
+    )
+    return lost_part(node, result.remedy)
+
+
+@attrs.frozen
+class PreflightReport(Shown):
+    """
+    What was checked.
+
+    Attributes:
+        checks: Every check, with what to do where something is not as it
+            should be.
+    """
+
+    checks: tuple[Check, ...]
+
+    @property
+    def is_ready(self) -> bool:
+        """
+        Whether no check failed.
+        """
+        return all(check.ok is not False for check in self.checks)
+
+    def to_dict(self) -> dict[str, Any]:
+        """
+        Plain data in the layout of the command line's ``--json``.
+        """
+        return {"ready": self.is_ready, "checks": self.to_records()}
+
+    def to_records(self) -> list[dict[str, Any]]:
+        """
+        One plain dictionary per check, for a data frame.
+        """
+        return [attrs.asdict(check) for check in self.checks]
+
+    def _blocks_(self) -> Iterable[Block]:
+        return check_blocks(self.checks)
+
+
+def preflight() -> PreflightReport:
+    """
+    Check whether this node lets us look into the processes of a job.
+
+    It changes nothing, and is done within seconds.
+
+    Returns:
+        What was found, and what to do about it before a job hangs.
+    """
+    return PreflightReport(check_capture())

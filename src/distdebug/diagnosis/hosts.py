@@ -4,22 +4,30 @@ What was each rank doing on its host?
 
 from __future__ import annotations
 
+import math
 import re
 import socket
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 
 import attrs
 
-from ..findings import Cause, Evidence, Location
+from ..findings import Cause, Diagnosis, Evidence, Finding, Location
+from ..flight_recorder.analysis.endings import (
+    died_s,
+    failed_in_call,
+    last_words,
+    lost_peer,
+    was_interrupted,
+)
 from ..flight_recorder.columns import Dumps
 from ..flight_recorder.sidecar import Sidecar
-from ..stacks.explain import explain_ranks
+from ..stacks.explain import explain_ranks, explain_stacks
+from ..stacks.jobs import members_of_job
 from ..stacks.model import ProcessStacks, StackFrame, ThreadStack
 from ..stacks.view import ProcessView
 
-
-__all__ = ["ALIVE", "HostView", "all_stacks", "ended_well", "host_views"]
 
 #: States of a process that is still there.
 ALIVE = frozenset({"running", "stopped"})
@@ -271,4 +279,149 @@ def _own_stacks(sidecar: Sidecar) -> ProcessStacks:
             )
             for name, frames in sidecar.threads
         ),
+    )
+
+
+# What ranks are in that merely wait for others.
+WAITS = frozenset({Cause.COLLECTIVE_WAIT, Cause.RENDEZVOUS_WAIT})
+_UNKNOWN = Finding(
+    cause=Cause.UNKNOWN,
+    ranks=(),
+    summary="the stacks do not tell what the processes wait for",
+    confidence="possible",
+    remedy="take native stacks too (distdebug stacks --native), and enable "
+    "the Flight Recorder",
+)
+
+
+def diagnose_stacks(stacks: Sequence[ProcessStacks]) -> Diagnosis:
+    """
+    Who stands apart, and what do the others do?
+
+    Args:
+        stacks: All processes that were looked at, of any number of jobs.
+
+    Returns:
+        The diagnosis; its verdict is ``UNKNOWN`` if stacks tell nothing.
+    """
+    findings = explain_stacks(stacks)
+    verdict = findings[0] if findings else _UNKNOWN
+    victims = _victims(members_of_job(verdict, stacks), verdict)
+    if len(findings) > 1 and not victims:
+        # Nobody is seen to wait for anybody: the first is only a suspect.
+        verdict = attrs.evolve(
+            verdict,
+            confidence="possible",
+            remedy="enable the Flight Recorder, and take the dumps of all "
+            "ranks: they tell who holds up whom",
+        )
+        findings = (verdict, *findings[1:])
+    return Diagnosis(verdict=verdict, findings=findings, victims=victims)
+
+
+def _victims(
+    stacks: Iterable[ProcessStacks], verdict: Finding
+) -> tuple[int, ...]:
+    waiting = {
+        view.process.rank
+        for view in explain_ranks(stacks)
+        if view.process.rank is not None and view.cause in WAITS
+    }
+    return tuple(sorted(waiting.difference(verdict.ranks)))
+
+
+# By so much the clocks of hosts may differ.
+_SLACK_S = 0.5
+# An exception may close the connections long before it ends the process.
+_LONGEST_CLOSING_S = 10.0
+
+
+def find_death(views: Mapping[int, HostView], dumps: Dumps) -> Finding | None:
+    """
+    Find the first rank that an exception ended, which no other rank caused.
+
+    Args:
+        views: What each rank was doing on its host.
+
+        dumps: Its side-cars tell of exceptions.
+
+    Returns:
+        The finding; ``None`` if no rank died by itself.
+    """
+    words = [last_words(dumps, rank) for rank in dumps.sidecars]
+    latest = _end_of_others(chain.from_iterable(words))
+    died = sorted(
+        (
+            s
+            for s in map(_first_error, words)
+            if s and _ended_itself(s.error) and died_s(s) <= latest
+        ),
+        key=lambda s: s.written,
+    )
+    if not died:
+        return None
+
+    first = died[0]
+    where = views[first.rank].location
+    place = f" at {where.brief}" if where else ""
+    return Finding(
+        cause=Cause.RANK_CRASHED,
+        ranks=(first.rank,),
+        summary=f"rank {first.rank} died of {first.error}{place}",
+        confidence="certain",
+        remedy="mend the exception; the other ranks only lost their peer",
+        location=where,
+        evidence=tuple(map(quote_error, died[:4])),
+    )
+
+
+def quote_error(sidecar: Sidecar) -> Evidence:
+    """
+    Quote the exception that ended a rank.
+
+    Args:
+        sidecar: What the rank noted of its end.
+    """
+    return Evidence(
+        kind="sidecar",
+        source=sidecar.path,
+        location=f"rank {sidecar.rank}",
+        quote=sidecar.error,
+    )
+
+
+def _first_error(words: Sequence[Sidecar]) -> Sidecar | None:
+    return next((s for s in words if s.error), None)
+
+
+def _end_of_others(all_words: Iterable[Sidecar]) -> float:
+    """
+    When calls began to fail, or the job was being ended.
+
+    Whoever dies after that dies because of it.
+    """
+    words = list(all_words)
+    clocks = {s.host for s in words}
+    slack_s = _SLACK_S if len(clocks) > 1 else 0.0
+    return slack_s + min(
+        (
+            s.written + _closing_s(s)
+            for s in words
+            if failed_in_call(s.error) or s.reason == "SIGTERM"
+        ),
+        default=math.inf,
+    )
+
+
+def _closing_s(sidecar: Sidecar) -> float:
+    """
+    How much earlier its end shows than that of the rank which caused it.
+    """
+    is_told = lost_peer(sidecar.error) and sidecar.reason != "SIGTERM"
+    return _LONGEST_CLOSING_S if is_told else 0.0
+
+
+def _ended_itself(error: str) -> bool:
+    return bool(error) and not (
+        failed_in_call(error) or was_interrupted(error)
     )

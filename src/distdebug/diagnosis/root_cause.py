@@ -23,11 +23,9 @@ from ..stacks.explain import explain_stacks
 from ..stacks.files import is_captured, is_stack_like
 from ..stacks.model import ProcessStacks
 from ..stacks.parse import StackFiles, read_stack_files
-from .from_stacks import diagnose_stacks
-from .hosts import all_stacks, ended_well, host_views
-from .logs.join import diagnose_logs, join_logs
-from .logs.model import LogEvidence
-from .logs.read import read_logs
+from .hosts import all_stacks, diagnose_stacks, ended_well, host_views
+from .log_evidence import LogEvidence, read_logs
+from .log_join import diagnose_logs, join_logs
 from .refine import refine
 from .seen import Seen
 from .unrecorded import look_again

@@ -9,7 +9,7 @@ import attrs
 from ..findings import Diagnosis
 from ..flight_recorder.analysis.report import FlightReport
 from ..stacks.model import ProcessStacks
-from .logs.model import LogEvidence
+from .log_evidence import LogEvidence
 
 
 __all__ = ["Seen", "seen_by"]

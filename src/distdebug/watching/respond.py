@@ -34,12 +34,14 @@ from ..bundle.manifest import Manifest, is_done, take_over
 from ..capture.attaching.lock import node_lock
 from ..capture.node import capture_node
 from ..diagnosis.collect import (
+    UNKNOWN,
     Collected,
+    Snapshot,
     collect_node,
+    explain_bundle,
     reason_of,
     version,
 )
-from ..diagnosis.snapshot import UNKNOWN, Snapshot, explain_bundle
 from ..errors import CaptureError, NodeBusyError
 from ..findings import Cause, Diagnosis, Finding, Missing
 from ..processes.environ import read_environ

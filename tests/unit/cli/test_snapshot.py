@@ -142,7 +142,7 @@ def test_slurm(taken, monkeypatch):
         return taken.snapshot
 
     monkeypatch.setattr(
-        "distdebug.diagnosis.everywhere.snapshot_everywhere", take
+        "distdebug.diagnosis.collect.snapshot_everywhere", take
     )
 
     status = main(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from distdebug.bundle import Manifest, NodeEntry, read_manifest
-from distdebug.diagnosis import everywhere, snapshot_everywhere
+from distdebug.diagnosis import collect, snapshot_everywhere
 from distdebug.findings import Cause
 from distdebug.nodes import NodeResult, NodeStatus
 
@@ -60,7 +60,7 @@ def _take(monkeypatch, tmp_path):
                 tell(number, len(results))
                 yield result
 
-        monkeypatch.setattr(everywhere, "run_on_nodes", run)
+        monkeypatch.setattr(collect, "run_on_nodes", run)
         return snapshot_everywhere(tmp_path / "hang", engine=None, **options)
 
     return take

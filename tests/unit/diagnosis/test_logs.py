@@ -17,9 +17,8 @@ import pytest
 from distdebug import diagnose
 from distdebug._lines import Origin
 from distdebug.diagnosis import LogEvidence, seen_by
-from distdebug.diagnosis.logs import read as read_module
-from distdebug.diagnosis.logs.join import join_logs
-from distdebug.diagnosis.logs.order import log_findings
+from distdebug.diagnosis import log_evidence as read_module
+from distdebug.diagnosis.log_join import join_logs, log_findings
 from distdebug.errors import NoDumpsError
 from distdebug.findings import Cause, Diagnosis, Evidence, Finding, Missing
 from distdebug.logscan import Hit, LogGroup, ScanReport

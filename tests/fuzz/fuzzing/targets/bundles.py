@@ -20,8 +20,7 @@ from distdebug.bundle.debug_server import (
     read_page,
 )
 from distdebug.bundle.manifest import read_manifest, run_in_mark
-from distdebug.diagnosis.logs.nodes import read_nodes
-from distdebug.diagnosis.logs.places import find_places
+from distdebug.diagnosis.log_evidence import find_places, read_nodes
 from distdebug.errors import BundleError
 from distdebug.findings import Missing
 from distdebug.health import environs_of, judge_node_facts, node_facts

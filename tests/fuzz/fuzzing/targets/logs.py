@@ -5,8 +5,8 @@ Logs of jobs.
 from __future__ import annotations
 
 from distdebug._lines import parse_line, parse_time, read_tail
-from distdebug.diagnosis.logs.join import diagnose_logs
-from distdebug.diagnosis.logs.read import read_logs
+from distdebug.diagnosis.log_evidence import read_logs
+from distdebug.diagnosis.log_join import diagnose_logs
 from distdebug.logscan import (
     collective_findings,
     rank_origins,

@@ -11,8 +11,8 @@ from itertools import cycle, islice
 from unittest.mock import patch
 
 from distdebug.diagnosis import Seen
-from distdebug.diagnosis.logs.join import diagnose_logs
-from distdebug.diagnosis.logs.read import read_logs
+from distdebug.diagnosis.log_evidence import read_logs
+from distdebug.diagnosis.log_join import diagnose_logs
 from distdebug.findings import (
     Cause,
     CollectiveRef,

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...._text import size_text
-from ....diagnosis.logs.model import LogEvidence
+from ....diagnosis.log_evidence import LogEvidence
 from ....diagnosis.seen import seen_by
 from ....findings import Diagnosis
 from ...section import Section

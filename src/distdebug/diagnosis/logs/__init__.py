@@ -1,3 +1,0 @@
-"""
-What do the logs of a job add to its diagnosis, or tell on their own?
-"""
