@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distdebug.testing import SimulatedGroup, SimulatedJob, plain_dump
-from distdebug.testing.torch_pickle import torch_pickle
+from distdebug.testing.dumps import torch_pickle
 
 
 __all__ = ["REPLICA", "culprit_of", "write_dumps"]

@@ -20,7 +20,7 @@ from distdebug.flight_recorder.reading.assemble import Tables, UnusableError
 from distdebug.flight_recorder.reading.careful import load_plain
 from distdebug.flight_recorder.reading.decode import answer
 from distdebug.testing import SimulatedJob, make_dumps, plain_dump
-from distdebug.testing.torch_pickle import torch_pickle
+from distdebug.testing.dumps import torch_pickle
 
 
 scalars = (

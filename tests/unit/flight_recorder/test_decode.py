@@ -17,7 +17,7 @@ import pytest
 from distdebug.errors import NoDumpsError
 from distdebug.flight_recorder import read_dumps
 from distdebug.testing import SimulatedJob, make_dumps, plain_dump
-from distdebug.testing.torch_pickle import torch_pickle
+from distdebug.testing.dumps import torch_pickle
 
 
 pytestmark = pytest.mark.usefixtures("decoded_here")

@@ -12,7 +12,7 @@ import pickletools
 import pytest
 
 from distdebug.testing import SimulatedJob, make_dumps, plain_dump
-from distdebug.testing.torch_pickle import torch_pickle
+from distdebug.testing.dumps import torch_pickle
 
 
 @pytest.fixture(name="job")

@@ -28,7 +28,7 @@ from distdebug.flight_recorder.reading.assemble import Tables, parse_frames
 from distdebug.flight_recorder.reading.careful import load_plain
 from distdebug.flight_recorder.reading.files import FileName
 from distdebug.testing import SimulatedJob, plain_dump
-from distdebug.testing.torch_pickle import torch_pickle
+from distdebug.testing.dumps import torch_pickle
 
 from ..places import file_of
 from ..target import target
