@@ -7,8 +7,7 @@ watched, its dumps and stacks are collected, and diagnosed.
 
 from __future__ import annotations
 
-from .play import Demo, play_demo
-from .scenarios import SCENARIOS, Scenario
+from .play import SCENARIOS, Demo, Scenario, play_demo
 
 
 __all__ = ["SCENARIOS", "Demo", "Scenario", "play_demo"]

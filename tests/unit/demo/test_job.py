@@ -17,7 +17,7 @@ import pytest
 
 import distdebug
 
-from distdebug.demo.job import start_job, watch_job
+from distdebug.demo.play import start_job, watch_job
 from distdebug.errors import DistdebugError
 
 
