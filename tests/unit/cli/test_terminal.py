@@ -23,12 +23,7 @@ from hypothesis import strategies as st
 from distdebug import analyze_dumps
 from distdebug.__main__ import main
 from distdebug._text import text_table
-from distdebug.cli.terminal import (
-    fit_facts,
-    fit_tables,
-    paint_fine,
-    paint_wrong,
-)
+from distdebug.cli.output import fit_facts, fit_tables, paint_fine, paint_wrong
 from distdebug.testing import SimulatedJob, make_dumps
 
 
