@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from distdebug import diagnose
-from distdebug.findings import Cause
-from distdebug.findings.meanings import meaning_of
+from distdebug.findings import Cause, meaning_of
 
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -13,7 +13,7 @@ from datetime import datetime
 
 from .._showing import Block, Lines, Table, Tree
 from .._text import clean
-from ..findings.text import finding_entries, missing_block
+from ..findings import finding_entries, missing_block
 from ..location import user_location
 from ..ranks import fold_ranks
 from ..stacks.draw import branches

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._showing import Block, Entries, Lines, Table
 from .._text import clean
-from ..findings import Finding
-from ..findings.text import finding_entry
+from ..findings import Finding, finding_entry
 from ..raylogs import read_tail
 from ..raylogs.listing import taken_apart
 from .options import Commands, add_command, add_full_option
@@ -214,7 +213,7 @@ def _errors(args: argparse.Namespace, paths: list[str]) -> int:
 
 
 def _deaths(args: argparse.Namespace, sessions: tuple[RaySession, ...]) -> int:
-    from ..findings.text import finding_entries, missing_block
+    from ..findings import finding_entries, missing_block
     from ..raylogs import death_findings, find_deaths
 
     deaths = find_deaths(sessions)

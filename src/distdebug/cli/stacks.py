@@ -204,7 +204,7 @@ def _explain_files(args: argparse.Namespace) -> int:
 
     from .._showing import Tree
     from ..errors import CaptureError
-    from ..findings.text import finding_entries, missing_block
+    from ..findings import finding_entries, missing_block
     from ..stacks.draw import branches
     from ..stacks.explain import explain_stacks
     from ..stacks.merge import merge_stacks

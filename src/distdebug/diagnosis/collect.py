@@ -41,8 +41,14 @@ from ..capture.model import Native
 from ..capture.node import capture_node
 from ..capture.permission.check import Check, check_blocks
 from ..capture.permission.rights import check_capture
-from ..findings import Cause, Diagnosis, Finding, Missing
-from ..findings.text import diagnosis_blocks, missing_block
+from ..findings import (
+    Cause,
+    Diagnosis,
+    Finding,
+    Missing,
+    diagnosis_blocks,
+    missing_block,
+)
 from ..nodes.results import Engine, NodeResult
 from ..nodes.run import run_on_nodes
 from ..processes.model import Worker

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._showing import Block, Shown, Table
-from ..findings import Missing
-from ..findings.text import missing_block
+from ..findings import Missing, missing_block
 from .shapes import Shape, Shapes, as_shapes
 from .sidecar import Sidecar
 

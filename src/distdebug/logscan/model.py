@@ -11,8 +11,7 @@ import attrs
 
 from .._lines import Origin
 from .._showing import Block, Shown
-from ..findings import Cause, Finding, Missing
-from ..findings.plain import as_plain
+from ..findings import Cause, Finding, Missing, as_plain
 from .pyerror import PyError
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from .._showing import Block, Table
 from .._text import clean
-from ..findings.text import finding_entries, missing_block
+from ..findings import finding_entries, missing_block
 from ..ranks import fold_ranks
 from .model import Hit, LogGroup, ScanReport
 

@@ -26,8 +26,7 @@ from .._showing import Block, Shown
 from .._text import clean
 from ..capture.permission.check import Check, check_blocks
 from ..capture.tool import run_tool
-from ..findings import Cause, Evidence, Finding, Missing
-from ..findings.text import finding_entries
+from ..findings import Cause, Evidence, Finding, Missing, finding_entries
 from .patch import ray_nsight_status
 
 

@@ -21,7 +21,7 @@ from .._ray_address import as_address, knock, last_address, read_short
 from .._text import clean
 from ..capture.tool import run_tool
 from ..errors import MissingDependencyError, NodesError
-from ..findings.plain import as_plain
+from ..findings import as_plain
 from .actors import KnownActor
 from .model import RaySession, WorkerLog
 from .workers import with_actor

@@ -12,8 +12,7 @@ import attrs
 
 from .._showing import Block, Shown
 from .._text import clean
-from ..findings import Missing
-from ..findings.plain import as_plain
+from ..findings import Missing, as_plain
 
 
 __all__ = ["LogPart", "RaySession", "WorkerLog"]

@@ -10,8 +10,7 @@ from importlib import import_module
 import attrs
 
 from .._text import clean
-from ..findings import Cause, Diagnosis, Finding
-from ..findings.meanings import meaning_of
+from ..findings import Cause, Diagnosis, Finding, meaning_of
 from .about import About, about
 from .ranks import RankLinks, rank_links
 from .words import (

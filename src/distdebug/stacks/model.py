@@ -11,7 +11,7 @@ import attrs
 
 from .._showing import Block, Branch, Shown, Tree
 from .._text import clean
-from ..findings.plain import as_plain
+from ..findings import as_plain
 
 
 __all__ = [

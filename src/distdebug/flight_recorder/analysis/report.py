@@ -10,8 +10,14 @@ from typing import Any
 import attrs
 
 from ..._showing import Block, Shown
-from ...findings import Cause, Diagnosis, Finding, GroupProgress, Missing
-from ...findings.text import diagnosis_blocks
+from ...findings import (
+    Cause,
+    Diagnosis,
+    Finding,
+    GroupProgress,
+    Missing,
+    diagnosis_blocks,
+)
 from ...ranks import ranks_text
 from ...waits import Wait
 from ..columns import Dumps

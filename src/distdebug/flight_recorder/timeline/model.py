@@ -11,7 +11,7 @@ import attrs
 
 from ..._showing import Block, Lines, Shown
 from ..._text import clean, list_text, size_text
-from ...findings.plain import as_plain
+from ...findings import as_plain
 from ...ranks import ranks_text
 
 

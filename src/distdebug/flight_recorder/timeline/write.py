@@ -17,7 +17,7 @@ import attrs
 from ..._files import open_whole, output_to
 from ..._text import clean
 from ...errors import DistdebugError
-from ...findings.plain import as_plain
+from ...findings import as_plain
 from ..columns import RankDump
 from .arrows import Arrow, choose_calls, join_slices, make_arrows
 from .chrome import ChromeFormat

@@ -10,8 +10,7 @@ from typing import Any
 import attrs
 
 from ..._showing import Block, Shown
-from ...findings import Missing
-from ...findings.plain import as_plain
+from ...findings import Missing, as_plain
 from .model import (
     BarrierFailure,
     DesyncReport,

@@ -11,8 +11,7 @@ from typing import Any, Literal
 import attrs
 
 from ..._showing import Block, Shown, Table
-from ...findings import Evidence, Location, Missing
-from ...findings.plain import as_plain
+from ...findings import Evidence, Location, Missing, as_plain
 
 
 __all__ = ["Death", "DeathKind", "Deaths"]

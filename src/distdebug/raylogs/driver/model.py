@@ -11,8 +11,7 @@ import attrs
 
 from ..._lines import Origin
 from ..._showing import Block, Shown, Table
-from ...findings import Location, Missing
-from ...findings.plain import as_plain
+from ...findings import Location, Missing, as_plain
 from ..model import RaySession, WorkerLog
 
 

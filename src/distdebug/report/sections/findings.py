@@ -9,8 +9,7 @@ from typing import NamedTuple
 
 from ..._text import clean
 from ...diagnosis.seen import seen_by
-from ...findings import Diagnosis, Evidence, Finding
-from ...findings.meanings import meaning_of
+from ...findings import Diagnosis, Evidence, Finding, meaning_of
 from ..paths import short_path
 from ..ranks import RankLinks, rank_links
 from ..section import Section

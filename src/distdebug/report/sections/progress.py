@@ -9,8 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ..._text import clean
-from ...findings import Diagnosis, GroupProgress
-from ...findings.text import group_order
+from ...findings import Diagnosis, GroupProgress, group_order
 from ..ranks import RankLinks, rank_links
 from ..section import Section
 
