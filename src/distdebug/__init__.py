@@ -29,8 +29,7 @@ if TYPE_CHECKING:
         set_trace,
         write_launch_json,
     )
-    from .diagnosis import diagnose
-    from .diagnosis.collect import Snapshot, preflight, snapshot
+    from .diagnosis import Snapshot, diagnose, preflight, snapshot
     from .errors import (
         BundleError,
         CaptureError,
@@ -242,7 +241,7 @@ _HOME = {
     "RecorderError": "errors",
     "RecorderSettings": "flight_recorder",
     "RulesError": "errors",
-    "Snapshot": "diagnosis.collect",
+    "Snapshot": "diagnosis",
     "StepProfiler": "nsight",
     "Timeline": "flight_recorder",
     "TooLateError": "errors",
@@ -281,7 +280,7 @@ _HOME = {
     "parse_ranks": "ranks",
     "patch_ray_nsight": "nsight",
     "post_mortem": "debugger",
-    "preflight": "diagnosis.collect",
+    "preflight": "diagnosis",
     "ray_debug_sessions": "debugger",
     "ray_debugger_env": "debugger",
     "ray_debugger_setup": "debugger",
@@ -296,7 +295,7 @@ _HOME = {
     "scan_logs": "logscan",
     "scope": "debugger",
     "set_trace": "debugger",
-    "snapshot": "diagnosis.collect",
+    "snapshot": "diagnosis",
     "watch": "watching.inside",
     "write_launch_json": "debugger",
     "write_report": "report",

@@ -5,19 +5,13 @@
 from __future__ import annotations
 
 import argparse
-import time
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .._showing import Block, Entries, Lines, Table
-from .._text import clean
-from ..findings import Finding, finding_entry
-from ..raylogs import read_tail
-from ..raylogs.listing import taken_apart
 from .options import Commands, add_command, add_full_option
 from .output import print_json, print_result, telling
 
@@ -25,6 +19,9 @@ from .output import print_json, print_result, telling
 if TYPE_CHECKING:
     from ..logscan.model import ScanReport
     from ..raylogs.model import RaySession, WorkerLog
+
+
+__all__ = ["add_parser", "run"]
 
 _TEXT = """
 Find the logs of a Ray cluster, of this machine or copied from any number of
@@ -229,6 +226,7 @@ def _deaths(args: argparse.Namespace, sessions: tuple[RaySession, ...]) -> int:
 
 
 def _tails(args: argparse.Namespace, workers: tuple[WorkerLog, ...]) -> int:
+    from .logs_text import tail_records, tail_text
 
     if args.json:
         print_json("logs", {"workers": tail_records(workers, args.lines)})
@@ -239,6 +237,7 @@ def _tails(args: argparse.Namespace, workers: tuple[WorkerLog, ...]) -> int:
 
 def _follow(args: argparse.Namespace, workers: tuple[WorkerLog, ...]) -> int:
     from ..raylogs import follow_lines
+    from .logs_text import tail_text, who_prints
 
     who = who_prints(workers)
     if not args.json:
@@ -266,6 +265,7 @@ def _overview(
     workers: tuple[WorkerLog, ...],
 ) -> int:
     from ..raylogs import death_findings, find_deaths, last_activity
+    from .logs_text import overview_blocks
 
     deaths = find_deaths(sessions)
     findings = death_findings(deaths)
@@ -283,161 +283,3 @@ def _overview(
         blocks = overview_blocks(sessions, workers, deaths, findings, activity)
         print_result(blocks, is_fine=not findings, full=args.full)
     return int(bool(findings))
-
-
-if TYPE_CHECKING:
-    from ..raylogs.deaths.model import Deaths
-    from ..raylogs.model import LogPart, RaySession, WorkerLog
-    from ..raylogs.system import Activity
-
-_MOST_WORKERS = 40
-_MOST_TAILS = 50
-_MOST_FINDINGS = 8
-
-
-def overview_blocks(
-    sessions: Sequence[RaySession],
-    workers: Sequence[WorkerLog],
-    deaths: Deaths,
-    findings: Sequence[Finding],
-    activity: Iterable[Activity],
-) -> Iterator[Block]:
-    """
-    What is there to show of who is who, who died, and who was heard of last?
-
-    Args:
-        sessions: The nodes.
-
-        workers: Their workers; of many, those that printed last are shown.
-
-        deaths: Who died.
-
-        findings: What that means.
-
-        activity: When the parts of Ray last wrote.
-    """
-    yield Lines([clean(str(session), limit=400) for session in sessions])
-    yield Entries([finding_entry(f) for f in findings[:1]])
-    others = [clean(f.summary, limit=400) for f in findings[1:]]
-    yield Lines(others, _MOST_FINDINGS - 1, "findings")
-    yield _worker_table(workers, deaths)
-    alarms = [str(x) for x in activity if x.is_alarming]
-    if alarms:
-        yield Lines(["silent for long, or stopped:", *alarms])
-
-
-def _worker_table(workers: Sequence[WorkerLog], deaths: Deaths) -> Block:
-    if not workers:
-        return "no worker has printed anything"
-
-    ends = {death.worker_id: death for death in deaths.deaths}
-    now = time.time()
-    latest = sorted(workers, key=lambda log: -log.mtime)
-    # Who died is worth more than who is busy.
-    latest.sort(key=lambda log: log.worker_id not in ends)
-    rows = [
-        (
-            _called(log),
-            log.pid,
-            log.session.host or "-",
-            str(ends[log.worker_id]).rpartition(": ")[2]
-            if log.worker_id in ends
-            else "",
-            f"{max(now - log.mtime, 0):,.0f} s ago" if log.mtime else "-",
-            _newest(log.err) or _newest(log.out),
-        )
-        for log in latest
-    ]
-    headers = ("who", "pid", "node", "end", "printed", "log")
-    return Table(headers, rows, _MOST_WORKERS, "workers")
-
-
-def _called(log: WorkerLog) -> str:
-    name = log.actor_name
-    is_more = name is not None and name != log.label
-    return f"{log.label} {name!r}" if is_more else log.label
-
-
-def _newest(parts: Sequence[LogPart]) -> str:
-    return parts[-1].path.name if parts else ""
-
-
-def tail_text(
-    workers: Sequence[WorkerLog], lines: int, *, full: bool = False
-) -> str:
-    """
-    Write the ends of logs, each under the name of its file.
-
-    Args:
-        workers: Whose logs.
-
-        lines: How many lines of each stream.
-
-        full: Whether to write those of all workers, however many.
-    """
-    most = len(workers) if full else _MOST_TAILS
-    parts = []
-    for log in workers[:most]:
-        for stream, told in _logs_text_tails(log, lines):
-            path = clean(str(told[-1].source), limit=400)
-            head = f"==> {clean(str(log))}, {stream}: {path} <=="
-            shown = [clean(line.text, limit=2000) for line in told]
-            parts.append("\n".join([head, *shown]))
-    hidden = len(workers) - most
-    if hidden > 0:
-        parts.append(f"… and {hidden} more workers")
-    return "\n\n".join(parts) or "they have printed nothing"
-
-
-def tail_records(
-    workers: Iterable[WorkerLog], lines: int
-) -> list[dict[str, Any]]:
-    """
-    Tell the same as plain data, of all workers.
-
-    Args:
-        workers: Whose logs.
-
-        lines: How many lines of each stream.
-    """
-    return [
-        {
-            **log.to_dict(),
-            "tail": {
-                stream: [line.text for line in told]
-                for stream, told in _logs_text_tails(log, lines)
-            },
-        }
-        for log in workers
-    ]
-
-
-def _logs_text_tails(log: WorkerLog, lines: int) -> Iterable[tuple[str, Any]]:
-    for stream in ("out", "err"):
-        told = read_tail(log, lines=lines, stream=stream)
-        if told:
-            yield stream, told
-
-
-def who_prints(workers: Iterable[WorkerLog]) -> Callable[[str], str]:
-    """
-    Tell who prints into a file, also after it was rotated.
-
-    Args:
-        workers: The logs of workers.
-
-    Returns:
-        Takes a path, and returns a name for people.
-    """
-    names = {
-        (taken_apart(part.path.name)[0], str(part.path.parent)): log
-        for log in workers
-        for part in (*log.out, *log.err)
-    }
-
-    def who(source: str) -> str:
-        folder, _, name = source.rpartition("/")
-        log = names.get((taken_apart(name)[0], folder.removesuffix("/old")))
-        return clean(str(log)) if log else name
-
-    return who

@@ -17,6 +17,8 @@ from .output import counting, print_json
 
 if TYPE_CHECKING:
     from ..nodes.results import Engine, NodeResult
+    from ..nsight.patch import PatchStatus
+    from ..nsight.reports import NsysReports
 
 
 def add_nodes_options(parser: argparse.ArgumentParser) -> None:
@@ -117,10 +119,6 @@ def _line(result: NodeResult) -> str:
     changed = ", changed just now" if value["changed"] else ""
     return f"{result.host}: {value['state']}{changed}{old}"
 
-
-if TYPE_CHECKING:
-    from ..nsight.patch import PatchStatus
-    from ..nsight.reports import NsysReports
 
 _TEXT = """
 Profile some workers of a Ray job with Nsight Systems.  Say which ones match

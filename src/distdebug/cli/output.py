@@ -20,6 +20,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 from .._text import time_text
 
 
+if TYPE_CHECKING:
+    from .._showing import Block, Shown
+
+
 _STYLES = {
     "label": "2",  # faint
     "note": "2",
@@ -235,9 +239,6 @@ def _set_in(fact: str, width: int) -> str:
             lines.append(f"    {word}")
     return "\n".join(lines)
 
-
-if TYPE_CHECKING:
-    from .._showing import Block, Shown
 
 # A terminal needs no more, and a network between may not bear it.
 _BETWEEN_S = 0.05

@@ -20,6 +20,15 @@ from .options import (
 from .output import print_json
 
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ..processes.model import Worker
+    from ..watching.config import HangDebugConfig
+    from ..watching.handler import Duty
+    from ..watching.hang import Hang, HangReason, Hook, Order, Response
+
+
 def add_when(parser: argparse.ArgumentParser) -> None:
     """
     Add the options that say when to look.
@@ -128,14 +137,6 @@ def add_whom(parser: argparse.ArgumentParser) -> None:
         help="send JSON to the address in this file",
     )
 
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from ..processes.model import Worker
-    from ..watching.config import HangDebugConfig
-    from ..watching.handler import Duty
-    from ..watching.hang import Hang, HangReason, Hook, Order, Response
 
 _TEXT = """
 Stand beside a job, with no code in it.  When its processes make no progress, or

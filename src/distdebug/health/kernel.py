@@ -367,7 +367,7 @@ def event_rules() -> dict[str, EventRule]:
     """
     The rules by name, in the order in which they are tried.
     """
-    text = Path(__file__).with_name("rules.toml").read_text("utf-8")
+    text = Path(__file__).with_name("kernel.toml").read_text("utf-8")
     rules = (EventRule(**rule) for rule in tomllib.loads(text)["rule"])
     return {rule.name: rule for rule in rules}
 
