@@ -10,17 +10,17 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .bars import Progress as Progress
     from .book import Book as Book
     from .book import Ending as Ending
     from .book import Failure as Failure
     from .book import Phase as Phase
-    from .books import load_book as load_book
-    from .books import read_books as read_books
+    from .book import load_book as load_book
+    from .book import read_books as read_books
     from .detect import detect_phase as detect_phase
     from .model import Harmless as Harmless
     from .model import PhaseReport as PhaseReport
     from .model import PhaseState as PhaseState
+    from .progress_bars import Progress as Progress
 else:
     from .._lazy import lazy_names
 

@@ -4,19 +4,18 @@ How far is a job with its start-up, and is that normal?
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 import attrs
 
 from .._lines import LogLine
-from .._showing import Block, Shown
+from .._showing import Block, Entries, Entry, Lines, Shown, Table
+from .._text import clean, time_text
 from ..findings import Finding, Missing
-from .bars import Progress
 from .book import How
+from .progress_bars import Progress
 
-
-__all__ = ["Harmless", "PhaseReport", "PhaseState", "Progress", "State"]
 
 State = Literal["not begun", "begun", "done", "failed"]
 
@@ -283,6 +282,42 @@ class PhaseReport(Shown):
         ]
 
     def _blocks_(self) -> Iterable[Block]:
-        from .text import report_blocks
 
         return report_blocks(self)
+
+
+def report_blocks(report: PhaseReport) -> Iterator[Block]:
+    """
+    What is there to show of phases?
+
+    Args:
+        report: The report.
+
+    Returns:
+        The verdict, the phases, and what is wrong.
+    """
+    yield Entries([Entry(report.verdict)])
+    rows = [_row(phase) for phase in report.phases]
+    if rows:
+        yield Table(("phase", "state", "progress", "took"), rows, len(rows))
+    told = [_entry(finding) for finding in report.findings]
+    yield Entries(told, len(told))
+    harmless = [f"harmless: {clean(x.summary)}" for x in report.harmless]
+    yield Lines(harmless, len(harmless))
+    if report.last_line:
+        yield f"last line: {clean(report.last_line.text)}"
+
+
+def _entry(finding: Finding) -> Entry:
+    facts = [("try", finding.remedy)] if finding.remedy else []
+    return Entry(f"{finding.cause}: {finding.summary}", facts)
+
+
+def _row(phase: PhaseState) -> tuple[str, str, str, str]:
+    took = ""
+    if phase.begun_at is not None and phase.ended_at is not None:
+        took = time_text(max(phase.ended_at - phase.begun_at, 0.0))
+    progress = str(phase.progress) if phase.progress else ""
+    if not progress and phase.of:
+        progress = f"{phase.parts} of {phase.of}"
+    return f"{phase.framework}: {phase.name}", phase.state, progress, took

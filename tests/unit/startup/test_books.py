@@ -10,7 +10,7 @@ import pytest
 
 from distdebug.errors import LogError, RulesError
 from distdebug.startup import detect_phase, load_book, read_books
-from distdebug.startup.literals import literals_of
+from distdebug.startup.book import literals_of
 
 
 MINE = r"""

@@ -15,7 +15,7 @@ from distdebug.logscan import (
 )
 from distdebug.nsight.doctor import nsight_log_findings
 from distdebug.startup import detect_phase
-from distdebug.startup.bars import parse_bars, parse_number
+from distdebug.startup.progress_bars import parse_bars, parse_number
 
 from ..places import file_of, folder_of
 from ..target import HERE, target

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 
+from collections import deque
 from collections.abc import Iterator
 
 import attrs
 
+from .._lines import LogLine, parse_time
 
-__all__ = ["BAR_LITERALS", "Progress", "parse_bars", "parse_number"]
 
 # One of them stands in every bar.
 BAR_LITERALS = ("%|", "% ", "━")
@@ -174,3 +175,116 @@ def _rate(number: str | None, unit: str | None) -> float | None:
     if unit.startswith("s/"):
         return 1.0 / value if value else None
     return value if unit.endswith("/s") else None
+
+
+_RANKS = re.compile(
+    r"(?i:\b(?:rank|worker|gpu|engine|replica|node|[tpde]p)[ _=:#-]{0,2}\d{1,7})"
+)
+_CHANGES = re.compile(r"\([^()]{0,200}\)|\d{1,20}(?:\.\d{1,20})?")
+
+
+def plain_name(name: str) -> str:
+    """
+    The name of a bar, without what a logger wrote before it.
+
+    Args:
+        name: All that stands before the percentage.
+
+    Returns:
+        The name.
+    """
+    for sign in ("] ", " - ", ">> ", "| "):
+        name = name.rpartition(sign)[2] or name
+    return re.sub(r"^[\d:.,]{1,12}:? {1,4}(?=\D)", "", name).strip()
+
+
+def series_of(name: str) -> tuple[str, str]:
+    """
+    What the bars of one loop have in common.
+
+    A loop may write what it is about into the name of its bar, such as
+    ``Capturing batches (bs=8 avail_mem=9.2 GB)``; numbers of ranks tell loops
+    apart.
+
+    Args:
+        name: All that stands before the percentage.
+
+    Returns:
+        Whose it is, as the name tells, and the name without what changes.
+    """
+    ranks = " ".join(_RANKS.findall(name))
+    return ranks, _CHANGES.sub("", plain_name(name))
+
+
+_MOST_UNREAD = 400
+_MOST_BARS = 4096
+
+
+@attrs.define
+class Clock:
+    """
+    The time in a log, as far as it was read.
+
+    Looking for times takes longer than all else, so lines are only looked at
+    once somebody asks.
+
+    Attributes:
+        now: The time by which years are chosen where none are told.
+
+        time: The newest time, in seconds since the epoch.
+
+        is_told: Whether the line that was asked for last told its own.
+    """
+
+    now: float | None = None
+    time: float | None = None
+    is_told: bool = False
+    _asked: LogLine | None = None
+    _unread: deque[str] = attrs.field(
+        factory=lambda: deque(maxlen=_MOST_UNREAD)
+    )
+    _anchors: dict[tuple[object, str], tuple[float, float]] = attrs.field(
+        factory=dict
+    )
+
+    def add(self, raw: str) -> None:
+        """
+        A line was read.
+        """
+        self._unread.append(raw)
+
+    def of_line(self, line: LogLine) -> float | None:
+        """
+        When was the line printed that was read last?
+        """
+        if line is self._asked:
+            return self.time
+        self._asked = line
+        time = parse_time(line.text, now=self.now)
+        if time is None and self._unread:
+            # Before what a launcher wrote.
+            time = parse_time(self._unread.pop(), now=self.now)
+        self.is_told = time is not None
+        while time is None and self._unread:
+            time = parse_time(self._unread.pop(), now=self.now)
+        self._unread.clear()
+        if time is not None and (self.is_told or time > (self.time or 0.0)):
+            self.time = time
+        return self.time
+
+    def of_bar(self, line: LogLine, name: str, bar: Progress) -> float | None:
+        """
+        The same for a bar: it tells for how long it has run.
+        """
+        time = self.of_line(line)
+        if time is None or bar.elapsed_s is None:
+            return time
+
+        key = (line.origin, name)
+        began, elapsed = self._anchors.get(key, (0.0, float("inf")))
+        if bar.elapsed_s < elapsed:
+            began = time - bar.elapsed_s
+        if key in self._anchors or len(self._anchors) < _MOST_BARS:
+            self._anchors[key] = (began, bar.elapsed_s)
+            self.time = max(time, began + bar.elapsed_s)
+        return self.time
