@@ -10,24 +10,24 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from .collectives.collect import (
+        read_collective_logs as read_collective_logs,
+    )
     from .collectives.conclude import (
         collective_findings as collective_findings,
     )
-    from .collectives.gather import (
-        read_collective_logs as read_collective_logs,
-    )
-    from .collectives.logs import CollectiveLogs as CollectiveLogs
+    from .collectives.context import rank_origins as rank_origins
+    from .collectives.model import CollectiveLogs as CollectiveLogs
     from .collectives.model import LogRecord as LogRecord
-    from .collectives.telling import rank_origins as rank_origins
     from .model import Hit as Hit
     from .model import LogGroup as LogGroup
     from .model import ScanReport as ScanReport
     from .model import TraceGroup as TraceGroup
-    from .pyerror import PyError as PyError
-    from .pyerror import PyFrame as PyFrame
     from .rules import LogRule as LogRule
     from .rules import load_rules as load_rules
     from .scan import scan_logs as scan_logs
+    from .tracebacks import PyError as PyError
+    from .tracebacks import PyFrame as PyFrame
 else:
     from .._lazy import lazy_names
 

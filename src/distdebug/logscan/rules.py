@@ -12,21 +12,99 @@ import os
 import re
 
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, get_args
 
 import attrs
 
-from .._lines.grams import SHORTEST
+from .._lines.grams import SHORTEST, Index, build_index
 from .._patterns import check_pattern
 from .._toml import read_toml
 from ..errors import RulesError
 from ..findings import Cause, Confidence
-from .quoted import is_quoted
+from .tracebacks import HEADER, Trace
 
 
-__all__ = ["LEAST_PRIORITY", "LogRule", "load_rules", "read_rules"]
+_BEFORE, _BEHIND = 400, 120
+
+# Who says it: a text that a model reads or writes.
+_SPEAKER = re.compile(
+    r"(?:^|[\s\[\"'{<(|#*])(?:prompt|response|question|answer|completion"
+    r"|generated(?:[ _]text)?|generation[ _]text|user|human|assistant|instruction|query"
+    r"|(?:input|output|sample|raw|decoded)[ _]text|text|content|reference"
+    r"|prediction|hypothesis|document|caption|explanation|reasoning|chosen"
+    r"|rejected|trajectory|ground[ _]truth)s?(?: #?\d{1,6})?"
+    r"(?:[\"'*]{0,3}\s?:|\]|\|?>)|^\s{0,8}[QA]:",
+    re.IGNORECASE,
+)
+# Structured logs have messages under such keys, too.
+_STRUCTURED = re.compile(r'"(?:level|levelname|severity|record|lvl)"\s?:')
+_QUESTION = re.compile(
+    r"\b(?:why|what|how|when|explain)\b(?!\()[^?]{0,300}\?", re.IGNORECASE
+)
+_TELLING = re.compile(
+    r"\bI(?:'m|'ve| am| have)? (?:get|got|see|saw|getting|receive|hit|had|ran"
+    r"|keep)\b|\b[Mm]y (?:program|code|script|model|training|job|GPU|app)\b"
+    r"|\b(?:[Ee]xplain|[Tt]roubleshoot|[Hh]ow to (?:fix|solve|avoid|debug))\b"
+    r"|\b(?:usually|often|typically|generally) (?:means?|indicates?)\b"
+    r"|\b(?:says?|said|prints?) [\"'“]$"
+)
+# What was, is, or shall be done about such an error.
+_ABOUT = re.compile(
+    r"\b(?:fix(?:e[sd]|ing)?|handl(?:es?|ed|ing)|catch(?:es|ing)?"
+    r"|avoid(?:s|ing)?|prevent(?:s|ing)?|rais(?:es?|ing)|(?:retry|retries"
+    r"|retrying|skip|stop|abort) on|do(?:es)? not (?:die|crash|fail)"
+    r"|don't (?:die|crash|fail)|what to do|simulat\w{1,5}|inject\w{0,5}"
+    r"|tolerat\w{1,5}|recover(?:s|ed|ing)? from|test(?:s|ing)? (?:for|of))\b"
+    r"[^.:;()\[\]]{0,40}$",
+    re.IGNORECASE,
+)
+_TYPES = re.compile(r"(?:\b[A-Za-z_][\w.]{0,100}(?:Error|Exception):? ?)$")
+_EXPLAINED = re.compile(
+    r"(?:[^\s.:]{0,12}|\([^)\n]{0,30}\))[\"'`”]{0,2} (?:errors? )?(?:(?:can|could|may|might"
+    r"|should) (?:also |often |usually |sometimes )?(?:be|happen|occur|mean"
+    r"|appear|come)\b|(?:usually |often |typically |also )?means? |indicates? |(?:occurs|happens) (?:when|if|be)"
+    r"|is (?:usually|often|typically|caused by|raised (?:when|if)|an? ))",
+    re.IGNORECASE,
+)
+# Lines of programs, as tracebacks and lists of changes show them.
+_CODE = re.compile(
+    r"\braise [A-Za-z_][\w.]{0,80}\(|\b(?:log(?:ger|ging)?|warnings?|console)"
+    r"\.\w{1,20}\([rf]?[\"']|\bprint\([rf]?[\"']"
+)
+# Traced by a shell; a row of a help text; a heading.
+_COMMAND = re.compile(
+    r"#{2,6} [A-Z]|\+{1,6} [\w./'\"\[{(:]|\s{0,20}--?[A-Za-z][\w-]{0,60}(?:[ ,=\[]|$)"
+)
+
+
+def is_quoted(text: str, start: int, end: int) -> bool:
+    """
+    Whether the words of an error are part of a text about errors.
+
+    Args:
+        text: The line, without prefixes of launchers.
+
+        start: Where the words begin.
+
+        end: Where they end.
+    """
+    lead = text[max(start - _BEFORE, 0) : start]
+    rest = text[end : end + _BEHIND]
+    if _COMMAND.match(text) or _EXPLAINED.match(rest):
+        return True
+
+    is_spoken = _SPEAKER.search(lead) and not _STRUCTURED.search(text)
+    is_marked = lead.count("`") % 2 == 1 and "`" in rest
+    is_code = is_marked or _CODE.search(lead)
+    if is_spoken or is_code or _TELLING.search(lead):
+        return True
+
+    asked = _QUESTION.search(lead + text[start:end] + rest)
+    is_asked = asked is not None and asked.start() < len(lead)
+    return is_asked or bool(_ABOUT.search(_TYPES.sub("", lead)))
+
 
 LEAST_PRIORITY = 5
 
@@ -279,3 +357,126 @@ def _fits(key: str, value: Any) -> bool:
     if key in {*_TEXTS, *_PATTERNS}:
         return isinstance(value, str)
     return type(value) is (bool if key == "is_harmless" else int)
+
+
+# So many lines that a rule fits are looked at in each part of a file.
+MOST_ALIKE = 2_000
+HEADER_WORD = HEADER.lower().encode()
+
+EXCEPTION = LogRule(
+    name="Python exception",
+    words=(HEADER,),
+    cause=Cause.RANK_CRASHED,
+    says="an exception was raised",
+    remedy="look at the traceback",
+)
+_IGNORED = LogRule(
+    name="exception that Python ignored", words=(HEADER,), is_harmless=True
+)
+_SOFT = attrs.evolve(EXCEPTION, priority=LEAST_PRIORITY, confidence="possible")
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Plan:
+    """
+    What is looked for.
+
+    Attributes:
+        rules: In the order in which they are tried.
+
+        by_word: The numbers of rules, by word.
+
+        index: The words.
+    """
+
+    rules: tuple[LogRule, ...]
+    by_word: Mapping[bytes, tuple[int, ...]]
+    index: Index
+
+
+@lru_cache(maxsize=4)
+def make_plan(rules: tuple[LogRule, ...]) -> Plan:
+    """
+    Prepare to look for what rules ask for.
+
+    Args:
+        rules: In the order in which they are tried.
+    """
+    by_word: dict[bytes, list[int]] = {}
+    for number, rule in enumerate(rules):
+        for word in rule.words:
+            by_word.setdefault(word.encode(), []).append(number)
+    return Plan(
+        rules=rules,
+        by_word={word: tuple(numbers) for word, numbers in by_word.items()},
+        index=build_index({*by_word, HEADER_WORD}),
+    )
+
+
+def words_of(plan: Plan, seen: Mapping[str, int]) -> frozenset[bytes]:
+    """
+    Which words lead to nothing but rules that fitted often enough?
+
+    Args:
+        plan: The rules.
+
+        seen: How often each fitted, by name; tracebacks by their header.
+
+    Returns:
+        The words.
+    """
+    full = {name for name, count in seen.items() if count >= MOST_ALIKE}
+    words = {
+        word
+        for word, numbers in plan.by_word.items()
+        if all(plan.rules[number].name in full for number in numbers)
+    }
+    return frozenset(words | {HEADER_WORD} if HEADER in full else words)
+
+
+@lru_cache(maxsize=32)
+def without(plan: Plan, dropped: frozenset[bytes]) -> Index:
+    """
+    What finds all words of a plan but some?
+
+    Args:
+        plan: The rules.
+
+        dropped: The words that are not looked for.
+    """
+    return build_index(plan.index.words - dropped)
+
+
+def classify(trace: Trace, plan: Plan) -> LogRule:
+    """
+    Which rule fits what a traceback tells of?
+
+    Args:
+        trace: The traceback.
+
+        plan: The rules.
+
+    Returns:
+        Of those that fit one of its exceptions the one that matters most;
+        :data:`EXCEPTION` if none does.
+    """
+    if trace.is_ignored:
+        return _IGNORED
+    if trace.is_soft:
+        return _SOFT
+
+    own = [e for e in trace.errors if not e.is_wrapper] or trace.errors
+    rules = [_fitting(str(error), plan) for error in own]
+    known = [rule for rule in rules if rule is not None]
+    return min(known, key=lambda rule: rule.priority, default=EXCEPTION)
+
+
+def _fitting(text: str, plan: Plan) -> LogRule | None:
+    small = text.lower()
+    fitting = (
+        rule
+        for rule in plan.rules
+        if any(word in small for word in rule.words)
+        and rule.match(text) is not None
+    )
+    return next(fitting, None)

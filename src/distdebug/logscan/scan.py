@@ -7,34 +7,114 @@ from __future__ import annotations
 import os
 import threading
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from functools import partial
+from pathlib import Path
 
 import attrs
 
-from .._lines import BROKEN
+from .._lines import BROKEN, walk_logs
 from .._text import list_text
 from ..errors import LogError, NoLogsError
 from ..findings import Missing
-from .blocks import Part, is_packed
-from .conclude import conclude
-from .files import Found, find_files, find_parts
-from .gather import (
+from .groups import (
     Key,
     Tally,
+    conclude,
     gather,
+    groups_of,
     harmless_of,
     join_tallies,
 )
-from .groups import groups_of
 from .model import LogGroup, ScanReport, TraceGroup
-from .part import Event, read_part
-from .plan import Plan, make_plan
-from .rules import read_rules
+from .part import Event, Part, is_packed, read_part
+from .rules import Plan, make_plan, read_rules
 
 
-__all__ = ["scan_logs"]
+_PART = 1 << 27
+# A packed file may hold nothing but blanks, for days.
+_MOST_UNPACKED = 1 << 34
+
+
+@attrs.frozen(kw_only=True)
+class Found:
+    """
+    Files to be read.
+
+    Attributes:
+        sizes: How many bytes each has, by path.
+
+        missing: What cannot be looked at, and why.
+    """
+
+    sizes: dict[str, int]
+    missing: tuple[Missing, ...] = ()
+
+
+def find_files(
+    paths: Iterable[str | os.PathLike[str]] | str | os.PathLike[str],
+) -> Found:
+    """
+    Find the logs below some paths.
+
+    Args:
+        paths: Files and folders.
+    """
+    walk = walk_logs(paths)
+    sizes, missing = {}, []
+    for path in walk:
+        try:
+            sizes[str(path)] = Path(path).stat().st_size
+        except OSError as exc:  # rotated away meanwhile
+            missing.append(Missing.log(path, exc))
+    return Found(sizes=sizes, missing=(*walk.missing, *missing))
+
+
+def find_parts(
+    found: Found, most_bytes: int | None
+) -> tuple[list[Part], list[Missing]]:
+    """
+    Divide files among threads.
+
+    Args:
+        found: The files.
+
+        most_bytes: How many bytes to read.  Where that is too little, small
+            files are read whole, and of large ones the end.
+
+    Returns:
+        The parts, in the order of the files, and what is left out.
+    """
+    parts, missing = [], []
+    shares = _shares(list(found.sizes.values()), most_bytes)
+    for (path, size), share in zip(found.sizes.items(), shares, strict=True):
+        if is_packed(path):
+            most = _MOST_UNPACKED if most_bytes is None else share
+            parts.append(Part(path=path, start=0, stop=most, size=most))
+            continue
+        begin = size - share
+        if begin:
+            reason = f"its first {begin:,} bytes were not read"
+            missing.append(Missing.log(path, reason))
+        parts += [
+            Part(path=path, start=x, stop=min(x + _PART, size), size=size)
+            for x in range(begin, size, _PART)
+        ]
+    return parts, missing
+
+
+def _shares(sizes: Sequence[int], most: int | None) -> list[int]:
+    if most is None or sum(sizes) <= most:
+        return list(sizes)
+
+    shares = [0] * len(sizes)
+    order = sorted(range(len(sizes)), key=sizes.__getitem__)
+    for done, number in enumerate(order):
+        shares[number] = min(sizes[number], most // (len(sizes) - done))
+        most -= shares[number]
+    return shares
+
 
 _MOST_THREADS = 4
 _TELL_S = 0.2

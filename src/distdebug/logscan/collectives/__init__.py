@@ -8,12 +8,12 @@ had come.
 
 from __future__ import annotations
 
+from .collect import PathsOrLines, read_collective_logs
 from .conclude import collective_findings
-from .gather import read_collective_logs
-from .given import PathsOrLines
-from .logs import CollectiveLogs
+from .context import RankOrigin, rank_origins
 from .model import (
     BarrierFailure,
+    CollectiveLogs,
     DesyncReport,
     DumpSignal,
     FingerPrint,
@@ -30,7 +30,6 @@ from .model import (
     WorkStatus,
     WorkTimeout,
 )
-from .telling import RankOrigin, rank_origins
 
 
 __all__ = [

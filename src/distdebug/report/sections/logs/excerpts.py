@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from ...._text import clean
 from ....logscan.model import LogGroup, ScanReport, TraceGroup
-from ....logscan.pyerror import PyError, PyFrame
+from ....logscan.tracebacks import PyError, PyFrame
 from ...paths import short_path
 from ...ranks import RankLinks, rank_links
 from ...times import moment_text

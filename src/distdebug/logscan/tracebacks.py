@@ -13,10 +13,64 @@ import attrs
 
 from .._lines import LogLine, Origin
 from .._text import clean
-from .pyerror import PyError, PyFrame
 
 
-__all__ = ["HEADER", "LABEL", "ErrorReader"]
+# They tell only of what went wrong elsewhere.
+_WRAPPERS = re.compile(
+    r"RayTaskError|RemoteTraceback|_?RemoteError|ChildFailedError"
+    r"|ProcessRaisedException|WorkerCrashedError|_?ExceptionWithTraceback"
+)
+_LIBRARIES = re.compile(
+    r"(?:^|/)(?:site-packages|dist-packages|lib/python3[.\d]{0,4})/|^<"
+)
+
+
+@attrs.frozen(kw_only=True)
+class PyFrame:
+    """
+    One line of a traceback.
+    """
+
+    function: str
+    file: str
+    line: int
+
+
+@attrs.frozen(kw_only=True)
+class PyError:
+    """
+    One exception of a traceback.
+
+    Attributes:
+        type: Its class, with its module if that is told.
+
+        message: The first line of what it says.
+
+        frames: Where it came through, the innermost last.
+    """
+
+    type: str
+    message: str = ""
+    frames: tuple[PyFrame, ...] = ()
+
+    @property
+    def is_wrapper(self) -> bool:
+        """
+        Whether it only passes on what went wrong elsewhere.
+        """
+        return bool(_WRAPPERS.search(self.type))
+
+    @property
+    def place(self) -> PyFrame | None:
+        """
+        The innermost line that belongs to no library, else the innermost.
+        """
+        own = (x for x in self.frames[::-1] if not _LIBRARIES.search(x.file))
+        return next(own, self.frames[-1] if self.frames else None)
+
+    def __str__(self) -> str:
+        return f"{self.type}: {self.message}" if self.message else self.type
+
 
 HEADER = "Traceback (most recent call last)"
 # Of srun --label, where few lines of a file have one.
@@ -188,3 +242,101 @@ def _like(head: str) -> re.Pattern[str] | None:
     parts = re.split(r"\d+", plain)
     end = "" if plain == head else " ?"
     return re.compile(r"\d{1,20}".join(map(re.escape, parts)) + end)
+
+
+_JSON_KEY = re.compile(
+    r'"(?:exc_info|exc_text|exception|stack_trace|stack_info|traceback'
+    r'|error|message|msg|log)"\s{0,3}:\s{0,3}"[^"]{0,400}$'
+)
+_SOFT = re.compile(r"\b(?:WARN(?:ING)?|INFO|DEBUG)\b")
+_IGNORED = re.compile(r"Exception ignored (?:in|on|while)\b")
+
+
+@attrs.frozen(kw_only=True)
+class Trace:
+    """
+    A traceback with what led to it.
+
+    Attributes:
+        errors: The exceptions, in the order in which they were raised; none
+            if the traceback is cut off before it tells.
+
+        origin: Who printed it, if a prefix tells.
+
+        rank: The number of the task, if each of its lines has that label.
+
+        lines: The numbers of its lines among those that were given.
+
+        is_soft: Whether somebody logged it as no error.
+
+        is_ignored: Whether Python says that it ignored it.
+    """
+
+    errors: tuple[PyError, ...]
+    origin: Origin | None = None
+    rank: int | None = None
+    lines: tuple[int, ...] = ()
+    is_soft: bool = False
+    is_ignored: bool = False
+
+    @property
+    def root(self) -> PyError | None:
+        """
+        The first exception that is not about another one.
+        """
+        own = (error for error in self.errors if not error.is_wrapper)
+        return next(own, self.errors[-1] if self.errors else None)
+
+
+def read_trace(lines: Iterable[LogLine], before: str = "") -> Trace | None:
+    """
+    Read a traceback.
+
+    Args:
+        lines: Those of a log, from its header on.
+
+        before: The line before.
+
+    Returns:
+        The traceback, or ``None`` if the header is only quoted.
+    """
+    numbered = enumerate(lines)
+    first = next(numbered, None)
+    if first is None or HEADER not in first[1].text:
+        return None
+
+    head, _, rest = first[1].text.partition(HEADER)
+    if "\\n" in rest:
+        return _quoted(first[1], head, rest)
+    if rest.strip(" :─━-╮┐|│") not in {"", '"""'}:
+        return None
+
+    used = [0]
+    label = LABEL.fullmatch(head)
+    reader = ErrorReader(head=head, origin=first[1].origin, used=used)
+    errors = reader.read(numbered)
+    return Trace(
+        errors=errors,
+        origin=first[1].origin,
+        rank=int(label["rank"]) if label and errors else None,
+        lines=tuple(used),
+        is_soft=bool(_SOFT.search(head)),
+        is_ignored=bool(_IGNORED.search(before)),
+    )
+
+
+def _quoted(line: LogLine, head: str, rest: str) -> Trace | None:
+    """
+    A traceback within one line of JSON, as structured logs have it.
+    """
+    if not (line.text.startswith("{") and _JSON_KEY.search(head)):
+        return None
+
+    text = rest.replace('\\"', '"').replace("\\t", " ")
+    lines = [LogLine(text=x) for x in text.partition('\\n"')[0].split("\\n")]
+    reader = ErrorReader(head="", origin=None, used=[])
+    errors = reader.read(enumerate(lines[1:]))
+    cut = [
+        attrs.evolve(e, message=e.message.partition('"')[0]) for e in errors
+    ]
+    return Trace(errors=tuple(cut), origin=line.origin, lines=(0,))
