@@ -23,14 +23,14 @@ from measured import slope
 
 PROGRAMS = {
     "find class": """
-from distdebug.raylogs.find import find_actor_logs
+from distdebug.raylogs.worker_logs import find_actor_logs
 start = time.perf_counter()
 found = find_actor_logs("Trainer*", sys.argv[1])
 seconds = time.perf_counter() - start
 assert [log.actor_repr for log in found] == ["TrainerActor(rank=0)"], found
 """,
     "find line": """
-from distdebug.raylogs.find import find_actor_logs
+from distdebug.raylogs.worker_logs import find_actor_logs
 start = time.perf_counter()
 found = find_actor_logs("(TrainerActor pid=1001, ip=10.0.0.7)", sys.argv[1])
 seconds = time.perf_counter() - start

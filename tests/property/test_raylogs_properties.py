@@ -16,7 +16,6 @@ from distdebug.raylogs import (
     open_ray_session,
     read_parts,
     read_tail,
-    tails,
     taken_apart,
     worker_logs,
 )
@@ -43,16 +42,16 @@ def test_tail_is_end(parts, block):
     """
     The last lines are the same, whether read from one end or the other.
     """
-    usual = tails._BLOCK
+    usual = worker_logs._BLOCK
     with TemporaryDirectory() as folder:
         paths = [Path(folder, str(n)) for n in range(len(parts))]
         for path, data in zip(paths, parts, strict=True):
             path.write_bytes(data)
-        tails._BLOCK = block
+        worker_logs._BLOCK = block
         try:
             end = read_tail(paths, lines=5)
         finally:
-            tails._BLOCK = usual
+            worker_logs._BLOCK = usual
         whole = list(read_parts(paths))
 
     assert [x.text for x in whole[-5:]] == [x.text for x in end]

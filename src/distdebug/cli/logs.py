@@ -18,7 +18,7 @@ from .output import print_json, print_result, telling
 
 if TYPE_CHECKING:
     from ..logscan.model import ScanReport
-    from ..raylogs.model import RaySession, WorkerLog
+    from ..raylogs.sessions import RaySession, WorkerLog
 
 
 __all__ = ["add_parser", "run"]

@@ -13,13 +13,13 @@ from .._showing import Block, Entries, Lines, Table
 from .._text import clean
 from ..findings import Finding, finding_entry
 from ..raylogs import read_tail
-from ..raylogs.listing import taken_apart
+from ..raylogs.sessions import taken_apart
 
 
 if TYPE_CHECKING:
     from ..raylogs.deaths.model import Deaths
-    from ..raylogs.model import LogPart, RaySession, WorkerLog
-    from ..raylogs.system import Activity
+    from ..raylogs.sessions import LogPart, RaySession, WorkerLog
+    from ..raylogs.system_logs import Activity
 
 
 __all__ = ["overview_blocks", "tail_records", "tail_text", "who_prints"]

@@ -59,8 +59,7 @@ from ..raylogs.deaths.find import find_deaths
 from ..raylogs.deaths.model import Death, Deaths
 from ..raylogs.driver.model import DriverLog
 from ..raylogs.driver.read import read_driver_log
-from ..raylogs.model import RaySession
-from ..raylogs.sessions import find_ray_sessions
+from ..raylogs.sessions import RaySession, find_ray_sessions
 from ..raylogs.workers import worker_files
 from ..stacks.files import is_captured
 from ..startup.detect import detect_phase

@@ -11,36 +11,36 @@ from __future__ import annotations
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from .deaths.find import find_deaths as find_deaths
-    from .deaths.match import death_of as death_of
     from .deaths.model import Death as Death
     from .deaths.model import Deaths as Deaths
+    from .deaths.model import death_of as death_of
     from .deaths.report import death_findings as death_findings
-    from .driver.jobs import find_driver_logs as find_driver_logs
     from .driver.model import DriverLog as DriverLog
     from .driver.model import DriverSource as DriverSource
     from .driver.model import Failure as Failure
     from .driver.model import OriginMatch as OriginMatch
-    from .driver.origins import map_origins as map_origins
+    from .driver.model import find_driver_logs as find_driver_logs
+    from .driver.model import map_origins as map_origins
     from .driver.read import driver_lines as driver_lines
     from .driver.read import read_driver_log as read_driver_log
     from .driver.report import driver_findings as driver_findings
-    from .find import find_actor_logs as find_actor_logs
-    from .following import follow_lines as follow_lines
-    from .listing import taken_apart as taken_apart
     from .live import LiveCluster as LiveCluster
     from .live import ask_live_actors as ask_live_actors
     from .live import with_live as with_live
-    from .model import LogPart as LogPart
-    from .model import RaySession as RaySession
-    from .model import WorkerLog as WorkerLog
+    from .sessions import LogPart as LogPart
+    from .sessions import RaySession as RaySession
+    from .sessions import WorkerLog as WorkerLog
     from .sessions import find_ray_sessions as find_ray_sessions
     from .sessions import open_ray_session as open_ray_session
-    from .system import Activity as Activity
-    from .system import SystemLog as SystemLog
-    from .system import last_activity as last_activity
-    from .system import system_logs as system_logs
-    from .tails import read_parts as read_parts
-    from .tails import read_tail as read_tail
+    from .sessions import taken_apart as taken_apart
+    from .system_logs import Activity as Activity
+    from .system_logs import SystemLog as SystemLog
+    from .system_logs import last_activity as last_activity
+    from .system_logs import system_logs as system_logs
+    from .worker_logs import find_actor_logs as find_actor_logs
+    from .worker_logs import follow_lines as follow_lines
+    from .worker_logs import read_parts as read_parts
+    from .worker_logs import read_tail as read_tail
     from .workers import worker_files as worker_files
     from .workers import worker_logs as worker_logs
 else:

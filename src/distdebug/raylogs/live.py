@@ -22,9 +22,8 @@ from .._text import clean
 from ..capture.tool import run_tool
 from ..errors import MissingDependencyError, NodesError
 from ..findings import as_plain
-from .actors import KnownActor
-from .model import RaySession, WorkerLog
-from .workers import with_actor
+from .sessions import RaySession, WorkerLog
+from .workers import KnownActor, with_actor
 
 
 __all__ = ["LiveCluster", "LiveNode", "ask_live_actors", "with_live"]

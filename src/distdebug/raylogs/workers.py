@@ -4,37 +4,389 @@ Which workers were there, and what did each of them run?
 
 from __future__ import annotations
 
+import base64
+import binascii
+import json
+import os
 import re
 import time
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import attrs
 
+from .._files import matching
+from .._lines import BROKEN, PACKED, open_log, split_block
+from .._text import clean
 from ..findings import Missing
-from .actors import (
-    KnownActor,
-    actors_by_worker,
-    core_logs,
-    exported_actors,
-    with_core,
+from .sessions import (
+    Listed,
+    LogPart,
+    RaySession,
+    WorkerLog,
+    list_parts,
+    parts_of,
 )
-from .heads import is_whole, with_heads
-from .listing import Listed, list_parts
-from .model import LogPart, RaySession, WorkerLog
 
 
-__all__ = [
-    "explained",
-    "is_told",
-    "read_heads",
-    "with_actor",
-    "worker_files",
-    "worker_logs",
-]
+_EXPORTS, _EXPORTED = "export_events", "event_EXPORT_ACTOR"
+_BLOCK = 1 << 18
+_LONGEST = 1 << 16
+# What a worker writes before its actor lives; the rest is statistics.
+_MOST_OF_CORE = 1 << 22
+_CREATING = re.compile(rb"Creating actor:? (?:actor_id=)?([0-9a-f]{32})\b")
+_REPR = re.compile(
+    rb"Actor creation task finished[^\n]{0,300}"
+    rb"actor_repr_name:[ \t]{0,4}([^\r\n]{0,400})\r?\n"
+)
+# Ray ≤ 2.40 "Finished actor creation task for actor A on worker W", later
+# "Submitting actor creation task to worker. actor_id=A worker_id=W".
+_ASSIGNED = re.compile(
+    rb"actor creation task [^\n]{0,60}?\bactor(?:_id=|: | )([0-9a-f]{32})\b"
+    rb"[^\n]{0,40}?\bworker(?:_id=|: | )([0-9a-f]{56})\b"
+)
+
+
+@attrs.frozen(kw_only=True)
+class KnownActor:
+    """
+    One actor, as Ray exported it or tells of it while it lives.
+
+    Attributes:
+        actor_id: Its id, 32 hexadecimal digits.
+
+        actor_class: Its class.
+
+        actor_name: The name it was given, or ``""``.
+
+        actor_repr: What its ``__repr__`` returned, or ``""``.
+
+        pid: Its process, 0 if it never had any.
+
+        node_id: Its node, or ``""``.
+
+        state: Such as ``"ALIVE"`` or ``"DEAD"``.
+    """
+
+    actor_id: str
+    actor_class: str = ""
+    actor_name: str = ""
+    actor_repr: str = ""
+    pid: int = 0
+    node_id: str = ""
+    state: str = ""
+
+
+def with_core(log: WorkerLog, core: Listed) -> WorkerLog:
+    """
+    Read the log of the C++ half of a worker.
+
+    Args:
+        log: What the worker printed.
+
+        core: The logs of such halves, by name and stream.
+
+    Returns:
+        The same with the id and the representation of its actor.
+    """
+    stem = f"python-core-worker-{log.worker_id}_{log.pid}"
+    actor, text = log.actor_id, log.actor_repr
+    for part in core.get((stem, "log"), ()):
+        with suppress(*BROKEN):
+            found = _core_facts(part.path)
+            actor, text = actor or found[0], text or found[1]
+        if actor and text is not None:
+            break
+    return attrs.evolve(log, actor_id=actor, actor_repr=text or None)
+
+
+def actors_by_worker(session: RaySession) -> dict[str, str]:
+    """
+    Read in the log of the GCS which actor was sent to which worker.
+
+    Args:
+        session: A session; only that of the head has such a log.
+
+    Returns:
+        The id of the actor, by that of the worker.
+    """
+    found = {}
+    for path in parts_of(session, "gcs_server", "out"):
+        for line in _lines_with(path, b"actor creation task"):
+            match = _ASSIGNED.search(line)
+            if match:
+                found[match[2].decode()] = match[1].decode()
+    return found
+
+
+def exported_actors(session: RaySession) -> dict[str, KnownActor]:
+    """
+    Read the actors that Ray exported, if it was asked to.
+
+    Args:
+        session: A session; only that of the head has any.
+
+    Returns:
+        What was told last of each actor, by its id.
+    """
+    folder = attrs.evolve(session, logs=session.logs / _EXPORTS)
+    found: dict[str, KnownActor] = {}
+    for path in parts_of(folder, _EXPORTED, "log"):
+        for line in _lines_with(path, b'"actor_id"'):
+            actor = _exported(line)
+            if actor:
+                found[actor.actor_id] = _merged(
+                    found.get(actor.actor_id), actor
+                )
+    return found
+
+
+def has_exports(session: RaySession) -> bool:
+    """
+    Tell whether Ray exported anything about actors.
+
+    Args:
+        session: A session.
+
+    Returns:
+        Whether names may be known that no worker wrote down.
+    """
+    return bool(matching(session.logs / _EXPORTS, f"{_EXPORTED}*"))
+
+
+def core_logs(session: RaySession) -> Listed:
+    """
+    List the logs of the C++ halves of workers.
+
+    Args:
+        session: The session.
+
+    Returns:
+        The parts of each, by name and stream.
+    """
+    return list_parts(session, "python-core-worker-")[0]
+
+
+def _core_facts(path: Path) -> tuple[str | None, str | None]:
+    actor, data = None, b""
+    with open_log(path) as file:
+        for _ in range(_MOST_OF_CORE // _BLOCK):
+            block = file.read(_BLOCK)
+            # What stands over the end of a block is found with the next.
+            data = data[-2000:] + block
+            found = _CREATING.search(data)
+            actor = actor or (found[1].decode() if found else None)
+            text = _REPR.search(data)
+            if text:
+                return actor, text[1].decode("utf-8", "replace").strip()
+            if not block:
+                break
+    return actor, None
+
+
+def _lines_with(path: Path, text: bytes) -> Iterator[bytes]:
+    """
+    The lines with a text; most blocks have none, and are not taken apart.
+    """
+    rest = b""
+    with suppress(*BROKEN), open_log(path) as file:
+        while block := file.read(_BLOCK):
+            if text not in rest + block:
+                rest = (rest + block)[-_LONGEST:].rpartition(b"\n")[2]
+                continue
+            lines, rest = split_block(rest, block)
+            yield from (line for line in lines if text in line)
+        if text in rest:
+            yield rest
+
+
+def _exported(line: bytes) -> KnownActor | None:
+    try:
+        data = json.loads(line)["event_data"]
+        return KnownActor(
+            actor_id=_hex(data["actor_id"]),
+            actor_class=_text(data, "class_name"),
+            actor_name=_text(data, "name"),
+            actor_repr=_text(data, "repr_name"),
+            pid=int(data.get("pid") or 0),
+            node_id=_hex(data.get("node_id") or ""),
+            state=_text(data, "state"),
+        )
+    except (
+        *(LookupError, OverflowError, RecursionError),
+        *(TypeError, ValueError),
+    ):
+        return None
+
+
+def _merged(old: KnownActor | None, new: KnownActor) -> KnownActor:
+    """
+    What was told last; what is left out at the end was told before.
+    """
+    if old is None:
+        return new
+    fields = attrs.asdict(old)
+    fields.update({k: v for k, v in attrs.asdict(new).items() if v})
+    return KnownActor(**fields)
+
+
+def _hex(text: str) -> str:
+    try:
+        return base64.b64decode(text, validate=True).hex()
+    except binascii.Error as exc:
+        raise ValueError(text) from exc
+
+
+def _text(data: dict[str, Any], key: str) -> str:
+    value = data.get(key)
+    return value if isinstance(value, str) else ""
+
+
+# How each of Ray's lines begins that nobody printed.
+MAGIC = (":job_id:", ":actor_name:", ":task_name:")
+
+_KINDS = ("job_id", "actor_name", "task_name")
+_HEAD = 1 << 13
+_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+_MARK = re.compile(rb"\n:(job_id|actor_name|task_name):([^\r\n]{1,400})")
+_JOB = re.compile(r"[0-9a-f]{8,32}")
+_CLASS = re.compile(r"[\w.<>]+")
+_RECORD = re.compile(rb'^\{"asctime": [^\n]{0,4000}', re.MULTILINE)
+_NAME = re.compile(rb'"actor_name": "((?:[^"\\\n]|\\.){1,200})"')
+_ACTOR = re.compile(rb'"actor_id": "([0-9a-f]{32})"')
+_MOST_TASKS = 100
+
+
+def with_heads(log: WorkerLog) -> WorkerLog:
+    """
+    Read what the beginnings of its parts tell of a worker.
+
+    Args:
+        log: The log of a worker, of which only the files are known.
+
+    Returns:
+        The same with job, class, and tasks, as far as they tell.
+    """
+    missing: list[Missing] = []
+    marks: dict[str, dict[str, None]] = {kind: {} for kind in _KINDS}
+    name = actor = None
+    # What logging writes, and so a record with a name, is in the second.
+    for parts in (log.err, log.out):
+        for head in _heads(parts, missing):
+            _add_marks(head, marks)
+            if name is None:
+                name, actor = _recorded(head)
+        # The class comes first if it is there, and has no brackets.
+        names = marks["actor_name"]
+        name_of_class = next(filter(_CLASS.fullmatch, names), None)
+        if marks["job_id"] and name_of_class and is_whole(parts):
+            break
+    texts = [x for x in names if x != name_of_class]
+    return attrs.evolve(
+        log,
+        job_id=next(filter(_JOB.fullmatch, marks["job_id"]), None),
+        actor_class=name_of_class,
+        actor_repr=next(iter(texts), None),
+        actor_name=name,
+        actor_id=actor,
+        task_names=tuple(marks["task_name"])[:_MOST_TASKS],
+        missing=(*log.missing, *missing),
+    )
+
+
+def is_whole(parts: Sequence[LogPart]) -> bool:
+    """
+    Tell whether the beginning of a stream is all of it.
+
+    Args:
+        parts: Its parts, oldest first.
+
+    Returns:
+        Whether nothing else of it may hold another of Ray's lines.
+    """
+    return (
+        [part.index for part in parts] == [0]
+        and 0 < parts[0].size < _HEAD
+        and parts[0].path.suffix not in PACKED
+    )
+
+
+def read_head(path: str, most: int = _HEAD) -> bytes:
+    """
+    Read the beginning of a file, unpacked if it is packed.
+
+    Args:
+        path: The file, which is no link.
+
+        most: How many bytes to read.
+
+    Returns:
+        At most so many.
+
+    Raises:
+        OSError: It cannot be read.
+
+        ValueError: It is no ordinary file, or damaged.
+    """
+    if path.endswith(tuple(PACKED)):
+        with open_log(path) as file:
+            return file.read(most)
+
+    # There are tens of thousands: this is half of what a file object costs.
+    descriptor = os.open(path, _FLAGS)
+    try:
+        return os.read(descriptor, most)
+    finally:
+        os.close(descriptor)
+
+
+def _heads(
+    parts: Sequence[LogPart], missing: list[Missing]
+) -> Iterator[bytes]:
+    for part in parts:
+        if not part.size:
+            continue
+        path = str(part.path)
+        try:
+            yield read_head(path)
+        except FileNotFoundError:  # rotated or deleted meanwhile
+            continue
+        except BROKEN as exc:
+            missing.append(Missing.log(path, exc))
+
+
+def _add_marks(head: bytes, marks: dict[str, dict[str, None]]) -> None:
+    for match in _MARK.finditer(b"\n" + head):
+        # Where the head ends, the line may go on.
+        if match.end() <= _HEAD:
+            # A process may call itself anything.
+            value = clean(match[2].decode("utf-8", "replace"))
+            marks[match[1].decode()][value] = None
+
+
+def _recorded(head: bytes) -> tuple[str | None, str | None]:
+    """
+    The name and the id of the actor, as records in JSON tell.
+    """
+    if b'"actor_name": "' in head:
+        for record in _RECORD.finditer(head):
+            name, actor = _NAME.search(record[0]), _ACTOR.search(record[0])
+            if name:
+                return _unquoted(name[1]), actor and actor[1].decode()
+    return None, None
+
+
+def _unquoted(text: bytes) -> str | None:
+    with suppress(ValueError):
+        return str(json.loads(b'"' + text + b'"'))
+    return None
+
 
 _PREFIXES = ("worker-", "io_worker-")
 _STEM = re.compile(

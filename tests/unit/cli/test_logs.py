@@ -19,7 +19,7 @@ from distdebug.__main__ import main
 from distdebug.findings import Cause, Evidence, Finding
 from distdebug.health import EnvironmentHealth, NodeFacts, NodeHealth
 from distdebug.raylogs import LiveCluster
-from distdebug.raylogs.actors import KnownActor
+from distdebug.raylogs.workers import KnownActor
 
 
 DATA = Path(__file__).parents[2] / "data" / "ray_sessions"

@@ -945,7 +945,7 @@ def test_sources_are_bounded(monkeypatch):
     """
     However many processes print, only so many are told.
     """
-    monkeypatch.setattr("distdebug.raylogs.driver.tallies._MOST_SOURCES", 2)
+    monkeypatch.setattr("distdebug.raylogs.driver.read._MOST_SOURCES", 2)
 
     log = read_driver_log([f"(A pid={pid}) x" for pid in (1, 2, 3, 1)])
 

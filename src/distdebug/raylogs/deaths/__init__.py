@@ -5,8 +5,7 @@ Which worker of a Ray cluster died first, how, and which only follow?
 from __future__ import annotations
 
 from .find import find_deaths
-from .match import death_of
-from .model import Death, DeathKind, Deaths
+from .model import Death, DeathKind, Deaths, death_of
 from .report import death_findings
 
 

@@ -4,6 +4,8 @@ Who died in a cluster, how, and who was it?
 
 from __future__ import annotations
 
+import os
+
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -11,21 +13,264 @@ from typing import TypeVar
 import attrs
 
 from ...findings import Evidence
-from ..actors import KnownActor, exported_actors
-from ..model import RaySession, WorkerLog
-from ..workers import worker_logs
-from .facts import Facts
-from .kinds import exit_code_of, kind_of
-from .last_words import LastWords, hear, read_end
-from .model import Death, Deaths
-from .nodes import died_with_node, node_deaths
-from .notes import Exit, Placement
+from ..sessions import RaySession, WorkerLog
+from ..workers import KnownActor, exported_actors, worker_logs
+from .log_tail import Exit, LastWords, Placement, hear, read_end
+from .model import Death, Deaths, exit_code_of, is_driver, kind_of, rank_of
 from .order import judge
-from .sources import gather
-from .who import killed_by_kernel, known, placed, with_words
+from .sources import Facts, gather
 
 
-__all__ = ["find_deaths"]
+def known(
+    death: Death, log: WorkerLog | None, exported: KnownActor | None
+) -> Death:
+    """
+    Tell who somebody was that died.
+
+    Args:
+        death: The death, of which only the worker is known.
+
+        log: The logs of the worker, if they are at hand.
+
+        exported: What Ray exported of the actor.
+
+    Returns:
+        The same with names.
+    """
+    if is_driver(death.worker_id):
+        return attrs.evolve(death, actor="driver", job_id=death.worker_id[:8])
+    if log is not None:
+        return attrs.evolve(
+            death,
+            actor=log.label,
+            pid=log.pid,
+            actor_class=log.actor_class,
+            actor_name=log.actor_name,
+            actor_id=log.actor_id or death.actor_id,
+            job_id=log.job_id,
+            node_id=death.node_id or log.session.node_id,
+            ip=death.ip or log.session.ip,
+            host=log.session.host
+            if death.node_id in {None, log.session.node_id}
+            else "",
+        )
+    if exported is None:
+        return attrs.evolve(death, job_id=(death.actor_id or "")[24:] or None)
+
+    return attrs.evolve(
+        death,
+        actor=exported.actor_repr or exported.actor_class,
+        actor_class=exported.actor_class or None,
+        actor_name=exported.actor_name or None,
+        pid=death.pid or exported.pid or None,
+        job_id=exported.actor_id[24:],
+    )
+
+
+def with_words(
+    death: Death, log: WorkerLog | None, text: str, words: LastWords
+) -> Death:
+    """
+    Tell what somebody said last.
+
+    Args:
+        death: The death.
+
+        log: The logs of the worker, if they are at hand.
+
+        text: The end of its error log.
+
+        words: What that tells.
+
+    Returns:
+        The same with it, as far as it has to do with the death.
+    """
+    names = (death.actor, death.actor_name)
+    death = attrs.evolve(death, rank=rank_of(names, text))
+    if log is None or not (log.err or log.out):
+        return death
+
+    newest = (log.err or log.out)[-1].path
+    is_telling = death.kind in {
+        *("native_crash", "collective_timeout", "init_error"),
+        *("exit_code", "killed_or_exited"),
+    }
+    crashed = words.signal is not None or death.kind == "init_error"
+    frames = words.python_frames if is_telling else ()
+    return attrs.evolve(
+        death,
+        log=newest,
+        last_lines=words.lines,
+        signal=words.signal if is_telling else None,
+        error=words.error if is_telling else None,
+        python_frames=frames,
+        native_frames=words.native_frames if is_telling else (),
+        evidence=(*death.evidence, *_quoted(words, newest))
+        if crashed
+        else death.evidence,
+    )
+
+
+def _quoted(words: LastWords, path: Path) -> Iterator[Evidence]:
+    telling = [x for x in words.lines if "***" in x or "Fatal" in x]
+    quote = words.error or next(iter(telling), None)
+    if words.signal and quote is None:
+        quote = f"{words.signal} received"
+    if quote:
+        yield Evidence(
+            kind="log",
+            source=os.fspath(path),
+            location="near the end",
+            quote=quote,
+        )
+
+
+def placed(death: Death, places: Mapping[str, RaySession]) -> Death:
+    """
+    Call the node of a death as its session is called.
+
+    Args:
+        death: The death.
+
+        places: The sessions, by node.
+
+    Returns:
+        The same with the place.
+    """
+    if death.host or death.node_id is None:
+        return death
+    session = places.get(death.node_id)
+    if session is None:
+        return death
+    return attrs.evolve(death, host=session.host, ip=death.ip or session.ip)
+
+
+def killed_by_kernel(
+    death: Death, oom_kills: Collection[tuple[str, int]]
+) -> Death:
+    """
+    Blame the kernel for what it is known to have done.
+
+    Args:
+        death: The death.
+
+        oom_kills: Who the kernel killed: places and numbers of processes.
+
+    Returns:
+        The same, or that death as one for want of memory.
+    """
+    places = ("", death.host, death.ip)
+    if death.kind != "killed_or_exited" or death.pid is None:
+        return death
+    if not any((place, death.pid) in oom_kills for place in places):
+        return death
+    return attrs.evolve(death, kind="host_oom", signal="SIGKILL")
+
+
+# The head waits for some heartbeats before it gives a node up.
+_SAME_LOSS = 120.0
+
+
+def node_deaths(
+    facts: Facts, sessions: Iterable[RaySession]
+) -> tuple[Death, ...]:
+    """
+    Which nodes were lost although nobody stopped them?
+
+    Args:
+        facts: What was gathered.
+
+        sessions: The nodes that were looked at.
+
+    Returns:
+        A death for each node.
+    """
+    known = {x.node_id: x for x in sessions if x.node_id}
+    lost: dict[str, Death] = {}
+    stopped = {x.node_id for x in facts.nodes if x.is_expected}
+    for node in facts.nodes:
+        if node.is_expected or not node.node_id or node.node_id in stopped:
+            continue
+        session = known.get(node.node_id)
+        death = lost.get(node.node_id)
+        lost[node.node_id] = Death(
+            kind="node_died",
+            time=death.time
+            if death
+            else _noticed(facts, node.node_id, node.time),
+            node_id=node.node_id,
+            ip=node.ip
+            or (death.ip if death else None)
+            or (session.ip if session else None),
+            host=session.host if session else "",
+            detail=node.reason if death is None else death.detail,
+            log=Path(node.seen.source),
+            evidence=(*(death.evidence if death else ()), node.seen),
+        )
+    return tuple(lost.values())
+
+
+def _noticed(facts: Facts, node_id: str, told: float | None) -> float | None:
+    """
+    When the workers of the node noticed, which is before the head did.
+    """
+    times = [
+        x.time
+        for exits in facts.exits.values()
+        for x in exits
+        if x.node_id == node_id and x.time and "local raylet" in x.detail
+    ]
+    if told is None:
+        return min(times, default=None)
+    return min([told, *(x for x in times if x >= told - _SAME_LOSS)])
+
+
+def died_with_node(
+    facts: Facts,
+    nodes: Sequence[Death],
+    told: Collection[str],
+    logs: Mapping[str, WorkerLog],
+) -> Iterator[Death]:
+    """
+    Who was on a node when it was lost, and whose end nobody tells?
+
+    Args:
+        facts: What was gathered.
+
+        nodes: The nodes that were lost.
+
+        told: The workers whose ends are told.
+
+        logs: The logs of all workers.
+
+    Yields:
+        A death for each actor.
+    """
+    lost = {node.node_id: node for node in nodes}
+    for worker_id, placement in facts.placements.items():
+        node = lost.get(placement.node_id)
+        if node is None or worker_id in told:
+            continue
+        log = logs.get(worker_id)
+        yield Death(
+            kind="node_died",
+            time=node.time,
+            worker_id=worker_id,
+            pid=log.pid if log else None,
+            node_id=node.node_id,
+            ip=node.ip,
+            host=node.host,
+            actor_id=placement.actor_id,
+            actor=log.label if log else "",
+            actor_class=log.actor_class if log else None,
+            actor_name=log.actor_name if log else None,
+            rank=rank_of((log.label, log.actor_name), "") if log else None,
+            job_id=(placement.actor_id or "")[24:] or None,
+            detail=node.detail,
+            log=log.err[-1].path if log and log.err else node.log,
+            evidence=node.evidence[:1],
+        )
+
 
 _T = TypeVar("_T")
 _MOST_DETAIL = 8000

@@ -4,7 +4,10 @@ What is known of the end of one worker, and of all of them?
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,9 +15,8 @@ import attrs
 
 from ..._showing import Block, Shown, Table
 from ...findings import Evidence, Location, Missing, as_plain
+from .log_tail import Exit, LastWords, Memory, Orphan
 
-
-__all__ = ["Death", "DeathKind", "Deaths"]
 
 DeathKind = Literal[
     "native_crash",
@@ -236,7 +238,6 @@ class Deaths(Shown):
 
 
 def _row(death: Death) -> list[object]:
-    from .wording import clock
 
     mark = "first" if death.is_first else ""
     how = _WORDS[death.kind]
@@ -251,3 +252,264 @@ def _row(death: Death) -> list[object]:
         death.host or death.ip or (death.node_id or "")[:8],
         death.signal if death.kind == "native_crash" and death.signal else how,
     ]
+
+
+_CODE = re.compile(r"[Ee]xit code:? (?P<code>-?\d{1,5})")
+_OWNER = re.compile(
+    r"owner has died.{0,40}?Owner Id: (?P<id>[0-9a-f]{56})", re.DOTALL
+)
+_TERMINATED = re.compile(r"receives? a SIGTERM|SIGTERM signal")
+_MEMORY = re.compile(
+    r"running low on memory|^Memory on the node", re.MULTILINE
+)
+_NODE = re.compile(
+    r"local raylet|[Nn]ode (?:was |is |has )?(?:died|dead|terminated|failed)"
+    r"|preempted"
+)
+_JOB = re.compile(r"job has finished|job finished|Shutdown by ray\.shutdown")
+
+
+def is_driver(worker_id: str) -> bool:
+    """
+    Whether this is a driver rather than a worker.
+
+    Args:
+        worker_id: What Ray calls it: of a driver its job, and then only f.
+
+    Returns:
+        Whether it is one.
+    """
+    return worker_id.endswith("f" * 48)
+
+
+def exit_code_of(exits: Sequence[Exit]) -> int | None:
+    """
+    What did a worker exit with?
+
+    Args:
+        exits: What is told about its end.
+
+    Returns:
+        The code, if any line tells.
+    """
+    codes = (_CODE.search(x.detail) for x in exits)
+    return next((int(x["code"]) for x in codes if x), None)
+
+
+def kind_of(
+    exits: Sequence[Exit], orphan: Orphan | None, words: LastWords
+) -> tuple[DeathKind, str | None]:
+    """
+    In which way did a worker end?
+
+    Args:
+        exits: What is told about its end, the most trusted first.
+
+        orphan: Whether it was killed because its owner was dead.
+
+        words: What it printed last.
+
+    Returns:
+        The way, and who owned it if that matters.
+    """
+    types = {x.exit_type for x in exits if x.exit_type}
+    detail = "\n".join(x.detail for x in exits)
+    if "NODE_OUT_OF_MEMORY" in types or _MEMORY.search(detail):
+        return "ray_oom", None
+
+    owner = _owner(detail, orphan)
+    # Whom the raylet ends may be quicker to tell of its signal.
+    is_orphan = orphan is not None and _TERMINATED.search(detail) is not None
+    is_told = is_orphan or "owner has died" in detail
+    if "SYSTEM_ERROR" not in types or is_told:
+        if owner is not None:
+            return "job_ended" if is_driver(owner) else "owner_died", owner
+        if "USER_ERROR" in types:
+            return "init_error", None
+        if types and "SYSTEM_ERROR" not in types:
+            return "job_ended" if _JOB.search(detail) else "intended", None
+    return _system_error(exits, detail, words), None
+
+
+def _owner(detail: str, orphan: Orphan | None) -> str | None:
+    found = _OWNER.search(detail)
+    if found:
+        return found["id"]
+    return orphan.owner if orphan else None
+
+
+def _system_error(
+    exits: Sequence[Exit], detail: str, words: LastWords
+) -> DeathKind:
+    if _TERMINATED.search(detail) or words.signal == "SIGTERM":
+        return "terminated"
+    if words.signal is not None:
+        is_watchdog = words.is_watchdog and words.signal == "SIGABRT"
+        return "collective_timeout" if is_watchdog else "native_crash"
+    if exit_code_of(exits) is not None:
+        return "exit_code"
+    if _NODE.search(detail):
+        return "node_died"
+    return "collective_timeout" if words.is_watchdog else "killed_or_exited"
+
+
+_GB = 1 << 30
+_MEMORY_NODE = re.compile(
+    r"on the node \(IP: [^,]{1,60}, ID: (?P<id>[0-9a-f]{56})\)"
+)
+# Since 2.56 "pid=1, actual memory used=1.29GB, worker ID=…", one in a line;
+# before "pid=1, memory used=1.29GB) … Ray killed this worker (ID: …)".
+_PROCESS = re.compile(
+    r"\bpid=(?P<pid>\d{1,10}), (?:actual )?memory used="
+    r"(?P<size>[\d.]{1,12})GB"
+)
+_WORKER = re.compile(
+    r"(?:worker ID=|killed this worker \(ID: )(?P<id>[0-9a-f]{56})"
+)
+_NEAR = 400
+_TOP = re.compile(
+    r"^(?:Top \d{1,3} memory users: )?(?P<pid>\d{1,10})[\t ]{1,9}"
+    r"(?P<size>\d{1,6}\.\d{1,3})[\t ]{1,9}(?P<command>\S[^\n]{0,200})$",
+    re.MULTILINE,
+)
+
+
+def memory_notes(text: str) -> Iterator[Memory]:
+    """
+    Read what Ray says about memory when it kills.
+
+    Args:
+        text: The record, of several lines.
+
+    Yields:
+        The processes that it lists; those that were killed with their
+        worker.
+    """
+    node = _MEMORY_NODE.search(text)
+    node_id = node["id"] if node else None
+    for found in _PROCESS.finditer(text):
+        worker = _WORKER.search(text, found.end(), found.end() + _NEAR)
+        yield Memory(
+            pid=int(found["pid"]),
+            size=_size(found["size"]),
+            node_id=node_id,
+            worker_id=worker["id"] if worker else None,
+        )
+    if "memory users" in text:
+        for found in _TOP.finditer(text):
+            yield Memory(
+                pid=int(found["pid"]),
+                size=_size(found["size"]),
+                node_id=node_id,
+                command=found["command"],
+            )
+
+
+def _size(text: str) -> int:
+    try:
+        return int(float(text) * _GB)
+    except ValueError:  # such as 1.2.3
+        return 0
+
+
+# In the name of an actor, such as NamedRepr(rank=0) or trainer_rank3.
+_NAMED_RANK = re.compile(
+    r"(?:(?<![A-Za-z])|(?<=global_)|(?<=world_))rank[=:_ ]{0,2}(?P<rank>\d{1,6})",
+    re.IGNORECASE,
+)
+_OTHER_RANK = re.compile(
+    r"(?:local|node|group|dp|tp|pp|cp|ep)_?$", re.IGNORECASE
+)
+_PRINTED_RANK = re.compile(
+    r"(?:^\[rank|(?<![A-Za-z_])RANK[=:] ?|(?<![A-Za-z_])global_rank[=:] ?)"
+    r"(?P<rank>\d{1,6})",
+    re.MULTILINE,
+)
+
+
+def rank_of(names: Sequence[str | None], text: str) -> int | None:
+    """
+    Which global rank was a worker?
+
+    Args:
+        names: What it is called; the first that holds a rank counts.
+
+        text: What it printed.
+
+    Returns:
+        The rank; ``None`` if nothing tells, or lines contradict each other.
+    """
+    for name in filter(None, names):
+        for found in _NAMED_RANK.finditer(name):
+            if not _OTHER_RANK.search(name[: found.start()]):
+                return int(found["rank"])
+    printed = {int(x["rank"]) for x in _PRINTED_RANK.finditer(text)}
+    return printed.pop() if len(printed) == 1 else None
+
+
+def death_of(
+    deaths: Deaths | Iterable[Death],
+    *,
+    rank: int | None = None,
+    pid: int | None = None,
+    place: str | None = None,
+    ray_id: str | None = None,
+) -> Death | None:
+    """
+    Which death belongs to this process, or to this rank?
+
+    Args:
+        deaths: The deaths to look at.
+
+        rank: The global rank.
+
+        pid: The number of the process on its node.
+
+        place: Its node: an address, a name, or Ray's id.  Without it a
+            number of a process counts only if it is unique.
+
+        ray_id: What Ray calls the process, or the actor.
+
+    Returns:
+        Of those to which everything applies that is given, one that nobody
+        wanted rather than one that was intended, and the latest of them; or
+        ``None``.
+    """
+    if rank is None and pid is None and ray_id is None:
+        return None
+
+    found = [
+        death
+        for death in (deaths.deaths if isinstance(deaths, Deaths) else deaths)
+        if rank in {None, death.rank}
+        and pid in {None, death.pid}
+        and ray_id in {None, death.worker_id, death.actor_id}
+        and place in {None, death.ip, death.host, death.node_id}
+    ]
+    is_vague = rank is None and ray_id is None and place is None
+    if is_vague and len({death.node_id for death in found}) > 1:
+        return None
+
+    # An actor that was started again dies once more.
+    found.sort(key=lambda x: (not x.is_intended, x.time or 0.0))
+    return found[-1] if found else None
+
+
+def clock(seconds: float | None) -> str:
+    """
+    How is a time written for people?
+
+    Args:
+        seconds: Since the epoch.
+
+    Returns:
+        Such as ``"2026-02-20 02:03:57"`` in UTC; ``""`` if it is unknown.
+    """
+    if seconds is None:
+        return ""
+    try:
+        moment = datetime.fromtimestamp(seconds, UTC)
+    except (OverflowError, OSError, ValueError):
+        return ""
+
+    return f"{moment:%Y-%m-%d %H:%M:%S}"

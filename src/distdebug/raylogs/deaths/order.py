@@ -14,11 +14,9 @@ from itertools import groupby
 
 import attrs
 
-from .facts import Facts
-from .kinds import is_driver
-from .last_words import hear
-from .model import Death
-from .notes import Memory
+from .log_tail import Memory, hear
+from .model import Death, is_driver
+from .sources import Facts
 
 
 __all__ = ["judge"]

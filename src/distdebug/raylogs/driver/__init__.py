@@ -4,15 +4,15 @@ What does the output of a driver tell about all the others?
 
 from __future__ import annotations
 
-from .jobs import find_driver_logs
 from .model import (
     DriverLog,
     DriverSource,
     Failure,
     FailureKind,
     OriginMatch,
+    find_driver_logs,
+    map_origins,
 )
-from .origins import map_origins
 from .read import driver_lines, read_driver_log
 from .report import driver_findings
 

@@ -24,7 +24,7 @@ from distdebug.raylogs import (
     system_logs,
     worker_logs,
 )
-from distdebug.raylogs.deaths.last_words import hear
+from distdebug.raylogs.deaths.log_tail import hear
 
 from ..places import file_of, folder_of, parcel_of
 from ..target import HERE, target

@@ -16,12 +16,9 @@ from typing import Any
 
 import attrs
 
-from .listing import list_parts
-from .model import LogPart, RaySession
+from .sessions import LogPart, RaySession, list_parts
 from .workers import worker_files
 
-
-__all__ = ["Activity", "SystemLog", "last_activity", "system_logs"]
 
 _WORKERS = ("worker-", "io_worker-", "python-core-")
 # How long each may be silent while it is alive, in seconds.
