@@ -4,7 +4,7 @@ Does a process survive being asked where it is, thousands of times?
 Run it as ``python benchmarks/ask_often.py --seconds 600``.  A few processes
 wait in Python and in C, start threads that end soon, and compile and run new
 code, as a job does that loads and traces models.  Each is asked by a signal,
-again and again, by :func:`~distdebug.capture.asking.inside.ask_process`.
+again and again, by :func:`~distdebug.capture.self_report.ask_process`.
 
 Threads that run just now are left alone, as by default; ``--also-running`` asks
 them, too, which is known to end a process once in a while.
@@ -22,7 +22,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
-from distdebug.capture.asking.inside import ask_process
+from distdebug.capture.self_report import ask_process
 
 
 TARGET = """

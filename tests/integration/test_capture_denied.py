@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.capture.attaching.native import capture_native
+from distdebug.capture.attach import capture_native
 from distdebug.processes import read_state
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.capture.asking.inside import ask_process
 from distdebug.capture.model import CaptureStatus
+from distdebug.capture.self_report import ask_process
 from distdebug.processes import read_state
 
 from .living import wait_for
@@ -26,7 +26,7 @@ PROGRAM = Path(__file__).with_name("programs") / "tell_stacks.py"
 # Asked like this, by one who has no right of a superuser.
 ASK = """
 import json, sys
-from distdebug.capture.asking.inside import ask_process
+from distdebug.capture.self_report import ask_process
 threads, attempt = ask_process(int(sys.argv[1]))
 names = [[f.name for f in t.frames] for t in threads]
 print(json.dumps([attempt.status, names]))

@@ -4,7 +4,11 @@ What became of looking into a process?
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import datetime
 from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
@@ -12,13 +16,18 @@ from typing import Any, Literal
 
 import attrs
 
-from .._showing import Block, Shown
-from ..findings import Finding, Missing
+from .._files import numbered, write_whole
+from .._showing import Block, Lines, Shown, Table, Tree
+from .._text import clean
+from ..findings import Finding, Missing, finding_entries, missing_block
+from ..location import user_location
 from ..processes.model import Worker
+from ..ranks import fold_ranks
+from ..stacks.draw import branches
+from ..stacks.merge import merge_stacks
 from ..stacks.model import ProcessStacks
+from ..stacks.write import stacks_to_json, stacks_to_text
 
-
-__all__ = ["Attempt", "Capture", "CaptureStatus", "Native", "ProcessCapture"]
 
 # Whose native stacks to take.
 Native = Literal["none", "classes", "all"]
@@ -212,7 +221,6 @@ class Capture(Shown):
         return [_record(process) for process in self.processes]
 
     def _blocks_(self) -> Iterable[Block]:
-        from .text import capture_blocks
 
         return capture_blocks(self)
 
@@ -228,3 +236,193 @@ def _record(process: ProcessCapture) -> dict[str, Any]:
             for a in process.attempts
         ],
     }
+
+
+_MOST_ROWS = 32
+_MOST_FAILURES = 8
+_LONGEST_JOB = 24
+# After these others are tried, or what is missing is told anyway.
+_QUIET = {"faulthandler", "proc", "py-spy", "py-spy --native", "pystack"}
+
+
+def capture_blocks(capture: Capture) -> Iterator[Block]:
+    """
+    What is there to show of a capture?
+
+    Args:
+        capture: The capture.
+
+    Returns:
+        Verdict, merged stacks, processes, and what is missing.
+    """
+    if capture.is_blind:
+        number = len(capture.processes)
+        yield f"no stack could be read of {_count(number)}: see below"
+    yield finding_entries(capture.findings)
+    yield _headline(capture)
+    yield Tree(branches(merge_stacks(capture.stacks)))
+    yield _table(capture)
+    yield Lines(list(_pauses(capture)))
+    yield missing_block(capture.missing)
+
+
+def _count(number: int) -> str:
+    return f"{number} {'process' if number == 1 else 'processes'}"
+
+
+def _headline(capture: Capture) -> str:
+    ranks = {
+        p.worker.rank for p in capture.processes if p.worker.rank is not None
+    }
+    kinds = Counter(p.worker.framework or "?" for p in capture.processes)
+    names = ", ".join(f"{n} of {name}" for name, n in kinds.most_common())
+    whose = f"; ranks {fold_ranks(ranks)}" if ranks else ""
+    when = datetime.fromtimestamp(capture.taken).astimezone()
+    watched = (
+        f", watched for {capture.seconds:.1f} s"
+        if capture.seconds > 0.5
+        else ""
+    )
+    return (
+        f"{clean(capture.host)}, {when:%Y-%m-%d %H:%M:%S %Z}: "
+        f"{_count(len(capture.processes))} ({names}{whose}){watched}"
+    )
+
+
+def _table(capture: Capture) -> Table:
+    jobs = {p.worker.job for p in capture.processes if p.worker.job}
+    ranks = {p.worker.pid: p.worker.rank for p in capture.processes}
+    head = ["rank", "pid", "role", "state", "capture", "at"]
+    rows = [_row(process, ranks) for process in capture.processes]
+    if len(jobs) > 1:
+        head.append("job")
+        rows = [
+            (*row, _brief(process.worker.job))
+            for row, process in zip(rows, capture.processes, strict=True)
+        ]
+    return Table(head, rows, _MOST_ROWS, "processes")
+
+
+def _brief(job: str) -> str:
+    # What differs between two runs stands at the end.
+    return job if len(job) <= _LONGEST_JOB else f"…{job[1 - _LONGEST_JOB :]}"
+
+
+def _row(
+    process: ProcessCapture, ranks: Mapping[int, int | None]
+) -> tuple[object, ...]:
+    worker, stacks = process.worker, process.stacks
+    main = stacks.main_thread
+    where = user_location(main.frames) if main else None
+    parent = ranks.get(worker.parent_pid)
+    of_parent = "-" if parent is None else f"({parent})"
+    return (
+        of_parent if worker.rank is None else worker.rank,
+        worker.pid,
+        worker.role,
+        stacks.state,
+        process.status,
+        where.brief if where else "-",
+    )
+
+
+def _pauses(capture: Capture) -> Iterable[str]:
+    """
+    Say who was stopped by our tools, and for how long; and what failed.
+    """
+    tried = [(p, a) for p in capture.processes for a in p.attempts]
+    paused = [a.paused_s for _, a in tried if a.paused_s > 0]
+    if paused:
+        times = "once" if len(paused) == 1 else f"{len(paused)} times"
+        yield f"stopped for a moment: {times}, {max(paused):.1f} s at most"
+    for process, attempt in tried:
+        if attempt.resumed:
+            yield (
+                f"{attempt.tool} left pid {process.worker.pid} stopped; "
+                "it was told to go on (SIGCONT)"
+            )
+    failed = Counter(
+        (a.tool, a.detail or a.status, a.remedy)
+        for _, a in tried
+        if a.status is not CaptureStatus.OK and a.tool not in _QUIET
+    )
+    for (tool, detail, remedy), number in failed.most_common(_MOST_FAILURES):
+        advice = f" (try: {remedy})" if remedy else ""
+        noun = "process" if number == 1 else "processes"
+        yield clean(f"{tool}, {number} {noun}: {detail}{advice}", limit=400)
+
+
+def make_folder(output_dir: Path, host: str) -> Path:
+    """
+    Make the folder of this node: before anything is captured, because then
+    nobody is stopped for what cannot be kept.
+
+    Args:
+        output_dir: The folder for all nodes; it is made if necessary.
+
+        host: Name of this node.
+
+    Returns:
+        ``OUTPUT_DIR/HOST``; if that is there already, ``HOST.2``, and so on.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+    output_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for folder in numbered(output_dir / host):
+        try:
+            folder.mkdir(mode=0o700)
+        except FileExistsError:
+            continue
+        return folder
+
+    raise AssertionError  # the numbers never end
+
+
+def write_capture(capture: Capture, folder: Path) -> Capture:
+    """
+    Write what was seen, each file whole or not at all.
+
+    There is ``pyspy_HOST_PID.txt`` and ``.json`` for each process,
+    ``cudagdb_HOST_PID.txt`` for each that cuda-gdb looked at, and
+    ``workers.json`` about all of them.
+
+    Args:
+        capture: What was seen.
+
+        folder: The folder of this node.
+
+    Returns:
+        The capture with its files; what could not be written is told in
+        ``missing``.
+    """
+    files: list[Path] = []
+    missing = list(capture.missing)
+    for process in capture.processes:
+        try:
+            files += _write_process(process, folder, capture.host)
+        except OSError as exc:
+            missing.append(process.missing(f"not written: {exc.strerror}"))
+    table = json.dumps(capture.to_records(), indent=1)
+    try:
+        files.append(_write(folder / "workers.json", table))
+    except OSError as exc:
+        reason = f"not written: {exc.strerror}"
+        lost = Missing(what="list of workers", reason=reason)
+        missing.append(lost)
+    return attrs.evolve(capture, files=tuple(files), missing=tuple(missing))
+
+
+def _write_process(
+    process: ProcessCapture, folder: Path, host: str
+) -> Iterator[Path]:
+    name = f"{host}_{process.worker.pid}"
+    yield _write(folder / f"pyspy_{name}.json", stacks_to_json(process.stacks))
+    yield _write(folder / f"pyspy_{name}.txt", stacks_to_text(process.stacks))
+    if process.cuda_text:
+        yield _write(folder / f"cudagdb_{name}.txt", process.cuda_text)
+
+
+def _write(path: Path, text: str) -> Path:
+    write_whole(path, text.encode("utf-8", "replace"))
+    return path

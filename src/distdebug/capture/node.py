@@ -9,7 +9,9 @@ a moment, one collector per node at a time.
 from __future__ import annotations
 
 import os
+import queue
 import socket
+import threading
 import time
 
 from collections.abc import (
@@ -19,30 +21,411 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias, TypeVar
+
+import attrs
 
 from .._files import output_to
+from ..errors import CaptureError
 from ..findings import Missing
 from ..processes.find import find_workers, missing_ranks, workers_of
-from ..processes.model import Worker
-from .deep import look_deeper
-from .fallback import ask_unseen
-from .files import make_folder, write_capture
-from .looks import Look, describe_process, no_look, take_look
-from .model import Capture, CaptureStatus, Native, ProcessCapture
-from .outcome import judge
-from .pool import each
+from ..processes.model import ProcessState, Worker
+from ..stacks.join import join_threads
+from ..stacks.merge import merge_stacks
+from ..stacks.model import ProcessStacks, ThreadStack
+from .attach import capture_native, node_lock
+from .blockers import status_of_state
+from .cuda import capture_cuda
+from .model import (
+    Attempt,
+    Capture,
+    CaptureStatus,
+    Native,
+    ProcessCapture,
+    make_folder,
+    write_capture,
+)
+from .sample import Look, describe_process, no_look, take_look
+from .self_report import ask_process
+from .tool import stop_tools
 
 
-__all__ = ["capture_node", "capture_process"]
+def judge(
+    process: ProcessCapture, state: ProcessState | None
+) -> ProcessCapture:
+    """
+    Sum up the attempts: the state of the process comes before what tools say.
+
+    Args:
+        process: What was tried.
+
+        state: What the kernel told last; ``None`` if it told nothing, or the
+            process is gone, which the last attempt tells.
+    """
+    last = process.attempts[-1]
+    told = status_of_state(state, process.worker.pid) if state else None
+    if state is None and last.status is CaptureStatus.EXITED:
+        told = last.status, last.remedy
+    if told is not None:
+        status, remedy = told
+        return attrs.evolve(process, status=status, remedy=remedy)
+
+    if any(t.frames or t.native for t in process.stacks.threads):
+        return attrs.evolve(process, status=CaptureStatus.OK)
+
+    return attrs.evolve(process, status=last.status, remedy=last.remedy)
+
+
+_In = TypeVar("_In")
+_Out = TypeVar("_Out")
+_Done: TypeAlias = "queue.SimpleQueue[tuple[int, _Out | BaseException]]"
+
+# Threads only wait for tools.  More tools than processors lengthen the pauses
+# of those that stop a process.
+_AT_ONCE = max(4, min(16, os.cpu_count() or 1))
+
+
+def each(
+    function: Callable[[_In], _Out],
+    items: Iterable[_In],
+    *,
+    timeout_s: float,
+    at_once: int = _AT_ONCE,
+    tell: Callable[[int, int], object] = lambda _done, _total: None,
+) -> list[_Out | None]:
+    """
+    Call a function that runs tools for each item.
+
+    If the caller is interrupted, the tools are stopped, not waited for.
+
+    Args:
+        function: What to call.
+
+        items: What to call it with.
+
+        timeout_s: After how many seconds to go on without the rest.
+
+        at_once: How many at the same time.
+
+        tell: Called with how many of how many are done.
+
+    Returns:
+        The results, in the order of *items*; ``None`` where there is none yet.
+
+    Raises:
+        Exception: The first that *function* raised.
+    """
+    todo: queue.SimpleQueue[tuple[int, _In]] = queue.SimpleQueue()
+    for pair in enumerate(items):
+        todo.put(pair)
+    results: list[_Out | None] = [None] * todo.qsize()
+    done: _Done[_Out] = queue.SimpleQueue()
+    is_helped = _start(
+        partial(_work, function, todo, done), min(at_once, len(results))
+    )
+    try:
+        if not is_helped:
+            _work(function, todo, done)
+        _gather(done, results, time.monotonic() + timeout_s, tell)
+    except BaseException:
+        _drain(todo)
+        stop_tools()
+        raise
+
+    _drain(todo)
+    return results
+
+
+def _start(work: Callable[[], object], number: int) -> bool:
+    """
+    Start threads; on a node that is full there may be none to be had.
+    """
+    for count in range(number):
+        try:
+            threading.Thread(
+                target=work, name="distdebug capture", daemon=True
+            ).start()
+        except RuntimeError:
+            return count > 0
+    return True
+
+
+def _work(
+    function: Callable[[_In], _Out],
+    todo: queue.SimpleQueue[tuple[int, _In]],
+    done: _Done[_Out],
+) -> None:
+    with suppress(queue.Empty):
+        while True:
+            number, item = todo.get_nowait()
+            try:
+                done.put((number, function(item)))
+            except BaseException as exc:  # noqa: BLE001 is raised elsewhere
+                done.put((number, exc))
+
+
+def _gather(
+    done: _Done[_Out],
+    results: list[_Out | None],
+    deadline: float,
+    tell: Callable[[int, int], object],
+) -> None:
+    for count in range(1, len(results) + 1):
+        try:
+            left_s = max(deadline - time.monotonic(), 0)
+            number, result = done.get(timeout=left_s)
+        except queue.Empty:
+            return
+        if isinstance(result, BaseException):
+            raise result
+        results[number] = result
+        tell(count, len(results))
+
+
+def _drain(todo: queue.SimpleQueue[tuple[int, _In]]) -> None:
+    with suppress(queue.Empty):
+        while True:
+            todo.get_nowait()
+
+
+_ANSWER_S = 5.0
+# They cannot answer, or there is nothing to be told.
+_IN_VAIN = {
+    CaptureStatus.EXITED,
+    CaptureStatus.ZOMBIE,
+    CaptureStatus.STOPPED,
+    CaptureStatus.NOT_PYTHON,
+}
+
+
+def ask_unseen(
+    processes: Sequence[ProcessCapture], deadline: float
+) -> list[ProcessCapture]:
+    """
+    Ask those for their stacks that could not be looked into.
+
+    Args:
+        processes: All processes, as far as they were seen.
+
+        deadline: When to be done, by the monotonic clock.
+
+    Returns:
+        All processes.
+    """
+    unseen = [p for p in processes if _is_worth_asking(p)]
+    left_s = max(deadline - time.monotonic(), 0.1)
+    answers = each(_ask, unseen, timeout_s=min(left_s, 4 * _ANSWER_S))
+    by_pid = {
+        before.worker.pid: after or before
+        for before, after in zip(unseen, answers, strict=True)
+    }
+    return [by_pid.get(p.worker.pid, p) for p in processes]
+
+
+def _is_worth_asking(process: ProcessCapture) -> bool:
+    is_seen = any(t.frames for t in process.stacks.threads)
+    return not is_seen and process.status not in _IN_VAIN
+
+
+def _ask(process: ProcessCapture) -> ProcessCapture:
+    worker = process.worker
+    threads, attempt = ask_process(
+        worker.pid, timeout_s=_ANSWER_S, start_ticks=worker.start_ticks
+    )
+    answered = {t.thread_id: t for t in threads}
+    known = [
+        _with_frames(thread, answered.pop(thread.thread_id, None))
+        for thread in process.stacks.threads
+    ]
+    both = (*process.attempts, attempt)
+    if not threads:
+        return attrs.evolve(process, attempts=both)
+
+    stacks = attrs.evolve(
+        process.stacks,
+        source=attempt.tool,
+        threads=(*known, *answered.values()),
+    )
+    status = process.status
+    if status is not CaptureStatus.UNINTERRUPTIBLE:
+        status = CaptureStatus.OK
+    return attrs.evolve(process, status=status, stacks=stacks, attempts=both)
+
+
+def _with_frames(
+    thread: ThreadStack, answer: ThreadStack | None
+) -> ThreadStack:
+    if answer is None:
+        return thread
+
+    return attrs.evolve(
+        thread,
+        name=answer.name or thread.name,
+        frames=answer.frames,
+        owns_gil=answer.owns_gil,
+    )
+
 
 Tell = Callable[[str, int, int], object]
 
-# What py-spy needs, a hundred times over.
-_LOOK_S = 10.0
+_MOST_CHOSEN = 8
+# A tool takes 60 seconds at most, which the guard adds its share to.
+_TOOL_S = 60.0
+_LOCK_S = 5.0
 # For tools that are being killed.
 _GRACE_S = 3.0
+
+
+def look_deeper(
+    processes: Sequence[ProcessCapture],
+    *,
+    native: str,
+    cuda: bool,
+    deadline: float,
+    tell: Tell,
+) -> Sequence[ProcessCapture]:
+    """
+    Add native stacks and GPU kernels, as far as they are asked for.
+
+    Args:
+        processes: What was seen without stopping anybody.
+
+        native: ``"none"``, ``"classes"``, or ``"all"``.
+
+        cuda: Whether every process is looked into with cuda-gdb.
+
+        deadline: When to be done, by the monotonic clock.
+
+        tell: Called with the stage, and how many of how many are done.
+
+    Returns:
+        All processes.  If another collector is at work, nothing is added but
+        that.
+    """
+    chosen = _chosen(processes, native)
+    stages = [_Stage("native stacks", _with_native, chosen)] if chosen else []
+    if cuda:
+        everybody = {p.worker.pid for p in processes}
+        stages.append(_Stage("cuda-gdb", _with_cuda, everybody))
+    if not stages:
+        return processes
+
+    try:
+        with node_lock(_LOCK_S):
+            for stage in stages:
+                processes = _run(stage, processes, deadline, tell)
+    except CaptureError as exc:
+        # What was seen without stopping anybody is still worth a lot.
+        processes = [_refused(p, exc) for p in processes]
+    return processes
+
+
+@attrs.frozen
+class _Stage:
+    name: str
+    look: Callable[[ProcessCapture, float], ProcessCapture]
+    pids: set[int]
+
+
+def _run(
+    stage: _Stage,
+    processes: Sequence[ProcessCapture],
+    deadline: float,
+    tell: Tell,
+) -> Sequence[ProcessCapture]:
+    def one(process: ProcessCapture) -> ProcessCapture | None:
+        left_s = min(deadline - time.monotonic(), _TOOL_S)
+        return stage.look(process, left_s) if left_s > 0 else None
+
+    todo = [p for p in processes if p.worker.pid in stage.pids]
+    done = each(
+        one,
+        todo,
+        timeout_s=max(deadline - time.monotonic(), 0) + _GRACE_S,
+        tell=lambda n, total: tell(stage.name, n, total),
+    )
+    by_pid = {
+        process.worker.pid: new or _too_late(process, stage.name)
+        for process, new in zip(todo, done, strict=True)
+    }
+    return [by_pid.get(p.worker.pid, p) for p in processes]
+
+
+def _too_late(process: ProcessCapture, stage: str) -> ProcessCapture:
+    attempt = Attempt(
+        tool=stage,
+        status=CaptureStatus.TIMED_OUT,
+        detail="the time for all processes of this node was over",
+        remedy="allow more time, or name fewer processes",
+    )
+    return attrs.evolve(process, attempts=(*process.attempts, attempt))
+
+
+def _refused(process: ProcessCapture, exc: CaptureError) -> ProcessCapture:
+    attempt = Attempt(
+        tool="lock",
+        status=CaptureStatus.SKIPPED,
+        detail=str(exc),
+        remedy=exc.remedy or "",
+    )
+    return attrs.evolve(process, attempts=(*process.attempts, attempt))
+
+
+def _with_native(process: ProcessCapture, timeout_s: float) -> ProcessCapture:
+    threads, attempts = capture_native(
+        process.worker.pid,
+        timeout_s=timeout_s,
+        start_ticks=process.worker.start_ticks,
+    )
+    return attrs.evolve(
+        process,
+        stacks=_join(process.stacks, threads),
+        attempts=(*process.attempts, *attempts),
+    )
+
+
+def _with_cuda(process: ProcessCapture, timeout_s: float) -> ProcessCapture:
+    found = capture_cuda(
+        process.worker.pid,
+        timeout_s=timeout_s,
+        start_ticks=process.worker.start_ticks,
+    )
+    stacks = _join(process.stacks, found.threads)
+    return attrs.evolve(
+        process,
+        stacks=attrs.evolve(stacks, kernels=found.kernels),
+        attempts=(*process.attempts, *found.attempts),
+        cuda_text=found.text,
+    )
+
+
+def _join(
+    stacks: ProcessStacks, native: Iterable[ThreadStack]
+) -> ProcessStacks:
+    return attrs.evolve(stacks, threads=join_threads(stacks.threads, native))
+
+
+def _chosen(processes: Sequence[ProcessCapture], native: str) -> set[int]:
+    """
+    One process of each class, and everybody who stands apart.
+    """
+    if native == "none":
+        return set()
+    if native == "all":
+        return {p.worker.pid for p in processes}
+
+    tree = merge_stacks(p.stacks for p in processes)
+    apart = [member for c in tree.outliers() for member in c.members]
+    one_each = [c.members[0] for c in reversed(tree.classes)]
+    chosen = [*dict.fromkeys([*one_each, *apart])][:_MOST_CHOSEN]
+    return {tree.processes[member].pid for member in chosen}
+
+
+# What py-spy needs, a hundred times over.
+_LOOK_S = 10.0
 
 
 def capture_node(  # noqa: PLR0913 each can be left out

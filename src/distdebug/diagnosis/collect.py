@@ -36,11 +36,10 @@ from ..bundle.manifest import (
 )
 from ..bundle.node import keep_facts, keep_tails, own_logs
 from ..bundle.options import Wanted
-from ..capture.files import make_folder, write_capture
-from ..capture.model import Native
+from ..capture.blockers import Check, check_blocks
+from ..capture.model import Native, make_folder, write_capture
 from ..capture.node import capture_node
-from ..capture.permission.check import Check, check_blocks
-from ..capture.permission.rights import check_capture
+from ..capture.rights import check_capture
 from ..findings import (
     Cause,
     Diagnosis,

@@ -31,7 +31,7 @@ from ..bundle.folder import (
     read_parts,
 )
 from ..bundle.manifest import Manifest, is_done, take_over
-from ..capture.attaching.lock import node_lock
+from ..capture.attach import node_lock
 from ..capture.node import capture_node
 from ..diagnosis.collect import (
     UNKNOWN,

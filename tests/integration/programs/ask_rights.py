@@ -12,9 +12,8 @@ import json
 import sys
 
 from distdebug.capture import find_tool, run_tool
-from distdebug.capture.attaching.native import capture_native
-from distdebug.capture.permission.hindrance import attach_hindrance
-from distdebug.capture.permission.status import explain_failure
+from distdebug.capture.attach import capture_native
+from distdebug.capture.blockers import attach_hindrance, explain_failure
 from distdebug.processes import read_state
 
 

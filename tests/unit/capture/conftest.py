@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.capture.permission import denial
+from distdebug.capture import blockers
 from distdebug.processes import read_state
 
 
@@ -166,10 +166,10 @@ def kernel(fake_proc, tmp_path, monkeypatch):
         monkeypatch.setattr(os, name, wrapped(getattr(os, name)))
     monkeypatch.setattr(builtins, "open", wrapped(open))
     # It is kept for as long as the process lives, and so for all tests.
-    denial.ptrace_is_filtered.cache_clear()
+    blockers.ptrace_is_filtered.cache_clear()
     yield kernel
     monkeypatch.undo()
-    denial.ptrace_is_filtered.cache_clear()
+    blockers.ptrace_is_filtered.cache_clear()
     kernel.end()
 
 

@@ -19,8 +19,7 @@ from types import SimpleNamespace
 import pytest
 
 from distdebug.capture import CaptureStatus, capture_process
-from distdebug.capture.asking.inside import ask_process
-from distdebug.capture.asking.own import own_stacks
+from distdebug.capture.self_report import ask_process, own_stacks
 from distdebug.processes import (
     folder_name,
     list_numbers,

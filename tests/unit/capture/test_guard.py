@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.capture.attaching import guard, guard_program
-from distdebug.capture.attaching.guard import run_attached
+from distdebug.capture import guard, guard_program
+from distdebug.capture.guard import run_attached
 from distdebug.errors import CaptureError
 from distdebug.processes import read_state
 
@@ -380,7 +380,7 @@ class TestInterruption:
         """
         path, read = note
         program = (
-            "import sys; from distdebug.capture.attaching.guard import run_attached; "
+            "import sys; from distdebug.capture.guard import run_attached; "
             "run_attached(sys.argv[2:], int(sys.argv[1]), timeout_s=60)"
         )
         command = sh(f"kill -STOP {sleeper.pid}; {WRITE}{path}; sleep 600")

@@ -317,7 +317,7 @@ class TestWhich:
         If another collector is at work, that is said, and nothing is lost.
         """
         # It is waited for as long as a few tools take, which no user can set.
-        monkeypatch.setattr("distdebug.capture.deep._LOCK_S", 0.05)
+        monkeypatch.setattr("distdebug.capture.node._LOCK_S", 0.05)
         monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
         pids = node("wait")
 

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from distdebug.capture.pool import each
+from distdebug.capture.node import each
 
 
 def test_order():

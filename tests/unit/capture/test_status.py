@@ -10,7 +10,7 @@ import re
 import pytest
 
 from distdebug.capture import capture_process
-from distdebug.capture.permission.status import explain_failure
+from distdebug.capture.blockers import explain_failure
 from distdebug.processes import read_state
 
 

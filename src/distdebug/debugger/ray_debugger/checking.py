@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import attrs
 
 from ..._in_time import in_time
-from ...capture.permission.check import Check
+from ...capture.blockers import Check
 from ...errors import MissingDependencyError, NodesError
 from .asking import ask_tables, plain_text, rows_of
 from .dashboard import check_dashboard, split_address

@@ -10,7 +10,7 @@ import socket
 import time
 
 from ..._text import clean
-from ...capture.permission.check import Check
+from ...capture.blockers import Check
 
 
 __all__ = ["check_dashboard", "split_address"]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import shutil
 
-from ...capture.permission.check import Check
+from ...capture.blockers import Check
 from ...capture.tool import run_tool
 from .model import EXTENSION
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ...capture.permission.check import Check
+from ...capture.blockers import Check
 from .asking import plain_text
 from .environments import Told
 

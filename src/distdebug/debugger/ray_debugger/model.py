@@ -11,7 +11,7 @@ import attrs
 
 from ..._showing import Block, Shown
 from ..._text import clean
-from ...capture.permission.check import Check, check_blocks
+from ...capture.blockers import Check, check_blocks
 from ...findings import Cause, Evidence, Finding, Location
 
 

@@ -8,7 +8,7 @@ import json
 
 from unittest.mock import patch
 
-from distdebug.capture.permission.status import explain_failure
+from distdebug.capture.blockers import explain_failure
 from distdebug.health import gpu
 from distdebug.health.gpu import gpu_of_row, judge_gpus
 from distdebug.health.host import judge_limits, read_limits

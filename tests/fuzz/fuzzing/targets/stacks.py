@@ -5,7 +5,7 @@ Stacks of all tools, and what is concluded from them.
 from __future__ import annotations
 
 from distdebug.bundle.debug_server import is_dump, process_in
-from distdebug.capture.values import digests_of
+from distdebug.capture.sample import digests_of
 from distdebug.stacks import (
     StackFiles,
     explain_ranks,

@@ -22,15 +22,13 @@ from typing import IO, cast
 
 import attrs
 
-from ..._files import scratch_file
-from ...errors import CaptureError
-from ...processes.procfs import ENDED, list_numbers, parse_stat, read_proc
-from ..tool import stoppable
+from .._files import scratch_file
+from ..errors import CaptureError
+from ..processes.procfs import ENDED, list_numbers, parse_stat, read_proc
 from . import guard_program
 from .guard_program import MOST_BYTES, Sight, resume, sight_of
+from .tool import stoppable
 
-
-__all__ = ["AttachedOutput", "run_attached", "why_never"]
 
 # What the guard may take to end a tool and to watch for late stops.
 _CLEANING_S = 12.0

@@ -21,8 +21,6 @@ from collections.abc import Callable
 from typing import NamedTuple, NoReturn
 
 
-__all__ = ["MOST_BYTES", "Sight", "main", "resume", "sight_of"]
-
 # Bounds what a tool can write, also to a disk.
 MOST_BYTES = 1 << 26
 

@@ -6,26 +6,153 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import re
 import resource
 import shutil
+import subprocess
 import sys
 import tempfile
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import IO, cast
 
-from ...processes.procfs import parse_status, read_link, read_proc
-from ..pool import each
-from .check import Check
-from .denial import can_trace, ptrace_is_filtered, yama_remedy, yama_scope
-from .hindrance import attach_hindrance
-from .namespace import proc_is_foreign
-from .trial import trial_checks
-from .versions import tool_check
+from ..processes.procfs import parse_status, read_link, read_proc
+from ..processes.threads import read_state
+from .blockers import (
+    Check,
+    can_trace,
+    explain_failure,
+    proc_is_foreign,
+    ptrace_is_filtered,
+    remedy_for_missing,
+    why_denied,
+    yama_remedy,
+    yama_scope,
+)
+from .node import each
+from .tool import find_tool, run_tool
 
 
-__all__ = ["Check", "attach_hindrance", "check_capture"]
+_TIMEOUT_S = 5.0
 
-_TIMEOUT_S = 10.0
+# Ends with us, however we end.
+_CHILD = "import sys; print(flush=True); sys.stdin.read()"
+
+# Attaches as py-spy does, without a stop, and lets go by ending.  It is a
+# program of its own because tools are: we may do more with our own child.
+_SEIZE = (
+    "import ctypes as c, sys; libc = c.CDLL(None, use_errno=True); "
+    "libc.ptrace.argtypes = (c.c_long, c.c_int, c.c_void_p, c.c_void_p); "
+    "failed = libc.ptrace(0x4206, int(sys.argv[1]), None, None); "
+    "raise SystemExit(100 + c.get_errno() if failed else 0)"
+)
+
+
+def trial_checks() -> tuple[Check, ...]:
+    """
+    Can a process be read, and can a debugger attach to it?
+    """
+    try:
+        with _child() as pid:
+            return _try_reading(pid), _try_attaching(pid)
+    except OSError as exc:
+        detail = f"no process can be started: {exc}"
+        return (Check("trial", ok=False, detail=detail),)
+
+
+@contextmanager
+def _child() -> Iterator[int]:
+    argv = [sys.executable, "-I", "-S", "-c", _CHILD]
+    with subprocess.Popen(
+        argv,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        try:
+            cast(IO[bytes], process.stdout).readline()  # it has started
+            yield process.pid
+        finally:
+            process.kill()
+
+
+def _try_reading(pid: int) -> Check:
+    name, tool = "Python stacks", find_tool("py-spy")
+    if tool is None:
+        detail = "cannot be tried: py-spy is not there"
+        return Check(name, ok=False, detail=detail)
+
+    state = read_state(pid)
+    argv = [tool, "dump", "--json", "--nonblocking", "--pid", str(pid)]
+    got = run_tool(argv, timeout_s=_TIMEOUT_S)
+    if got.status == 0:
+        return Check(name, ok=True, detail="of a process of ours were read")
+
+    why = explain_failure("py-spy", pid, got.status, got.complaint, state)
+    return Check(name, ok=False, detail=why.detail, remedy=why.remedy)
+
+
+def _try_attaching(pid: int) -> Check:
+    name = "attaching"
+    argv = [sys.executable, "-I", "-S", "-c", _SEIZE, str(pid)]
+    got = run_tool(argv, timeout_s=_TIMEOUT_S)
+    if got.status == 0:
+        return Check(name, ok=True, detail="to a process of ours works")
+
+    number = (got.status or 0) - 100
+    reason = os.strerror(number) if number > 0 else "it was killed"
+    _, remedy = why_denied(pid) or ("", "")
+    return Check(
+        name, ok=False, detail=f"{reason}: no native stacks", remedy=remedy
+    )
+
+
+_VERSION = re.compile(r"\b(\d{1,4}(?:\.\d{1,6}){1,3})\b")
+
+# What one cannot do without; the others only show more.
+_NEEDED = {"py-spy"}
+_FOR = {
+    "pystack": "native stacks with the least pause",
+    "gdb": "native stacks of programs that are not Python",
+    "cuda-gdb": "kernels on GPUs",
+}
+
+
+def tool_check(name: str) -> Check:
+    """
+    Is this tool there, and does it start?
+
+    Args:
+        name: Such as ``"gdb"``.
+    """
+    ok = False if name in _NEEDED else None
+    path = find_tool(name)
+    if path is None:
+        use = f", for {_FOR[name]}" if name in _FOR else ""
+        return Check(name, ok, f"not there{use}", remedy_for_missing(name))
+
+    try:
+        got = run_tool([path, "--version"], timeout_s=_TIMEOUT_S)
+    except OSError as exc:
+        return Check(name, ok, f"cannot be run: {exc}", f"reinstall {name}")
+
+    found = _VERSION.search(got.output)
+    if got.status != 0 or found is None:
+        detail = f"{path} does not tell its version"
+        return Check(name, ok, detail, f"reinstall {name}")
+
+    version = found[1]
+    if name == "cuda-gdb" and version.startswith("11."):
+        return Check(
+            name,
+            ok=True,
+            detail=f"{version}, whose unwinder is broken; it is replaced",
+        )
+    return Check(name, ok=True, detail=version)
+
+
+_RIGHTS_TIMEOUT_S = 10.0
 _ENOUGH_SPACE = 200 << 20
 _ENOUGH_MEMORY = 1 << 30
 # The kernel's own number for the first namespace.
@@ -55,7 +182,7 @@ def check_capture() -> tuple[Check, ...]:
         *(lambda name=name: (tool_check(name),) for name in _TOOLS),
         lambda: tuple(check() for check in _CHECKS),
     ]
-    done = each(lambda check: check(), todo, timeout_s=_TIMEOUT_S)
+    done = each(lambda check: check(), todo, timeout_s=_RIGHTS_TIMEOUT_S)
     late = Check("checks", ok=False, detail="some were not done in time")
     checks = [c for found in done for c in (found or (late,))]
     return tuple(checks)

@@ -1,3 +1,0 @@
-"""
-What does a process tell about itself, where no tool may look?
-"""
