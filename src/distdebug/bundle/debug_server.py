@@ -24,9 +24,9 @@ from ..findings import Missing
 from ..flight_recorder.reading.files import find_files
 from ..flight_recorder.sidecar import MOST_RANKS, Sidecar, write_sidecar
 from ..ranks import ranks_text
+from ..stacks.draw import stacks_to_json
 from ..stacks.model import ProcessStacks
 from ..stacks.parse import parse_stacks
-from ..stacks.write import stacks_to_json
 from .http import LATE, Allowance, NoAnswerError, Place, fetch, parse_place
 
 

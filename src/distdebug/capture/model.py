@@ -23,10 +23,9 @@ from ..findings import Finding, Missing, finding_entries, missing_block
 from ..location import user_location
 from ..processes.model import Worker
 from ..ranks import fold_ranks
-from ..stacks.draw import branches
+from ..stacks.draw import branches, stacks_to_json, stacks_to_text
 from ..stacks.merge import merge_stacks
 from ..stacks.model import ProcessStacks
-from ..stacks.write import stacks_to_json, stacks_to_text
 
 
 # Whose native stacks to take.

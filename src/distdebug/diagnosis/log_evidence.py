@@ -61,7 +61,7 @@ from ..raylogs.driver.model import DriverLog
 from ..raylogs.driver.read import read_driver_log
 from ..raylogs.sessions import RaySession, find_ray_sessions
 from ..raylogs.workers import worker_files
-from ..stacks.files import is_captured
+from ..stacks.parse import is_captured
 from ..startup.detect import detect_phase
 from ..startup.model import PhaseReport
 

@@ -16,7 +16,7 @@ import attrs
 from ..findings import Cause, Diagnosis, Finding
 from ..flight_recorder.columns import Dumps
 from ..ranks import ranks_text
-from ..stacks.wording import agree
+from ..stacks.view import agree
 from ..waits import Wait
 from .hosts import ALIVE, WAITS, HostView, ended_well, find_death
 from .unrecorded import call_for, is_about, without_waiting

@@ -20,9 +20,13 @@ from ..flight_recorder.columns import Dumps
 from ..flight_recorder.read import read_dumps
 from ..flight_recorder.sidecar import Sidecar
 from ..stacks.explain import explain_stacks
-from ..stacks.files import is_captured, is_stack_like
 from ..stacks.model import ProcessStacks
-from ..stacks.parse import StackFiles, read_stack_files
+from ..stacks.parse import (
+    StackFiles,
+    is_captured,
+    is_stack_like,
+    read_stack_files,
+)
 from .hosts import all_stacks, diagnose_stacks, ended_well, host_views
 from .log_evidence import LogEvidence, read_logs
 from .log_join import diagnose_logs, join_logs

@@ -9,25 +9,24 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .background import is_background as is_background
     from .draw import branches as branches
     from .draw import native_function as native_function
+    from .draw import stacks_to_json as stacks_to_json
+    from .draw import stacks_to_text as stacks_to_text
+    from .draw import to_collapsed as to_collapsed
+    from .draw import to_speedscope as to_speedscope
     from .explain import explain_ranks as explain_ranks
     from .explain import explain_stacks as explain_stacks
-    from .export import to_collapsed as to_collapsed
-    from .export import to_speedscope as to_speedscope
-    from .files import is_captured as is_captured
-    from .files import is_stack_like as is_stack_like
     from .formats.cuda import parse_kernels as parse_kernels
     from .formats.faulthandler import parse_faulthandler as parse_faulthandler
     from .formats.gdb import parse_gdb as parse_gdb
     from .formats.pystack import parse_pystack as parse_pystack
-    from .frames import is_own as is_own
     from .jobs import is_same_job as is_same_job
     from .jobs import members_of_job as members_of_job
     from .join import join_threads as join_threads
     from .kernels import short_name as short_name
     from .merge import StackTree as StackTree
+    from .merge import is_own as is_own
     from .merge import merge_stacks as merge_stacks
     from .model import GpuKernel as GpuKernel
     from .model import ProcessStacks as ProcessStacks
@@ -35,15 +34,16 @@ if TYPE_CHECKING:
     from .model import SystemCall as SystemCall
     from .model import ThreadActivity as ThreadActivity
     from .model import ThreadStack as ThreadStack
+    from .motion import is_background as is_background
     from .parse import StackFiles as StackFiles
+    from .parse import is_captured as is_captured
+    from .parse import is_stack_like as is_stack_like
     from .parse import parse_stacks as parse_stacks
     from .parse import read_stack_files as read_stack_files
     from .parse import read_stacks as read_stacks
     from .places import is_native as is_native
     from .view import ProcessView as ProcessView
-    from .wording import agree as agree
-    from .write import stacks_to_json as stacks_to_json
-    from .write import stacks_to_text as stacks_to_text
+    from .view import agree as agree
 else:
     from .._lazy import lazy_names
 

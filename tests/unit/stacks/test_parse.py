@@ -230,7 +230,7 @@ class TestReadStacks:
         A file that is larger than any process explains is not read.
         """
         # To read as much as it is in truth takes too long.
-        monkeypatch.setattr("distdebug.stacks.files._MOST_BYTES", 10)
+        monkeypatch.setattr("distdebug.stacks.parse._MOST_BYTES", 10)
         file = tmp_path / "a.txt"
         file.write_text(TEXT)
 

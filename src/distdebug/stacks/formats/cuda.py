@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 
 from ..model import GpuKernel
-from .calls import MOST_NAME, shorten, split_brackets
+from .gdb import MOST_NAME, shorten, split_brackets
 
 
 __all__ = ["parse_kernels"]

@@ -9,21 +9,14 @@ from __future__ import annotations
 
 import re
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
 
 from ..model import StackFrame, ThreadStack
-from .calls import make_frame, shorten
+from .gdb import make_frame, shorten, with_code
+from .trace import frame_of
 
-
-__all__ = [
-    "begins_dump",
-    "header_of",
-    "mark_main",
-    "parse_faulthandler",
-    "read_thread",
-]
 
 _HEADER = re.compile(
     r"(?P<current>Current thread|Thread) 0x(?P<id>[0-9A-Fa-f]{1,16})"
@@ -170,3 +163,49 @@ def _is_begun(thread: ThreadStack) -> bool:
     return outermost.name.endswith("_bootstrap") and (
         outermost.filename.endswith("threading.py")
     )
+
+
+_INTERRUPT_BEGINS = "Traceback (most recent call last):"
+_ENDS = re.compile(
+    r"KeyboardInterrupt\b|[\w.]{1,200}: .{0,400}?"
+    r"(?:Timed out waiting \d{1,12}ms|[Ww]ait timeout after \d{1,12}ms"
+    r"|Timeout waiting for key|Watchdog caught collective operation timeout)"
+)
+# What follows these came of the interruption.
+_LATER = ("During handling of the above", "Exception ignored")
+_MOST_LINES = 10_000
+
+
+def interrupted_threads(lines: Iterable[str]) -> Iterator[ThreadStack]:
+    """
+    Which main threads were broken off while they waited?
+
+    Args:
+        lines: A log.
+
+    Returns:
+        One thread for each traceback that says so.
+    """
+    found: list[str] | None = None
+    is_later = False
+    for line in lines:
+        text = line.strip()
+        if text == _INTERRUPT_BEGINS:
+            found, is_later = (None if is_later else []), False
+        elif text.startswith(_LATER):
+            found, is_later = None, True
+        elif found is not None and line[:1].isspace():
+            if len(found) < _MOST_LINES:
+                found.append(line)
+        elif found is not None and text:
+            if _ENDS.match(text):
+                yield from _thread(found)
+            found = None
+
+
+def _thread(lines: Iterable[str]) -> Iterator[ThreadStack]:
+    frames = list(with_code((line, frame_of(line)) for line in lines))
+    if frames:
+        yield ThreadStack(
+            name="MainThread", frames=tuple(frames[::-1]), is_main=True
+        )

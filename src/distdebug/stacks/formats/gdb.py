@@ -11,24 +11,279 @@ from __future__ import annotations
 import re
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import takewhile
+from functools import lru_cache
+from itertools import islice, takewhile
 
 import attrs
 
 from ..model import StackFrame, ThreadStack
-from .calls import MOST_CODE, make_frame, shorten, split_brackets
-from .gdb_table import is_current, is_row, row_of, unite
-from .gil import wants_gil
 
 
-__all__ = [
-    "FRAME",
-    "PY_BT",
-    "header_of",
-    "parse_gdb",
-    "process_id",
-    "read_thread",
-]
+_ROW = re.compile(
+    r"(?P<current>\*)?\s{0,20}(?P<row>\d{1,9})(?:\.\d{1,9})?\s{1,20}"
+    r"(?:Thread 0x[0-9a-f]{1,16} )?\(?(?:LWP|process) (?P<row_lwp>\d{1,10})(?!\d)\)?"
+    r'\s{0,40}(?:"(?P<name>[^"]{0,99})")?\s{0,40}(?P<frame>[^\s()"].*)'
+)
+_MOST_ROW = 4096
+
+
+def row_of(line: str) -> re.Match[str] | None:
+    """
+    Is this line a row of the table of threads?
+
+    Args:
+        line: One line of the output.
+
+    Returns:
+        Its number (*row*), its number in the system (*row_lwp*), its *name*,
+        its *frame*, and whether it is the *current* one; or ``None``.
+    """
+    text = line.strip()
+    return _ROW.fullmatch(text) if len(text) <= _MOST_ROW else None
+
+
+def is_row(match: re.Match[str] | None) -> bool:
+    """
+    Whether a header of a thread is a row of the table.
+
+    Args:
+        match: What tells whose stack follows.
+    """
+    return match is not None and "row" in match.re.groupindex
+
+
+def is_current(match: re.Match[str] | None) -> bool:
+    """
+    Whether a row is of the thread that gdb looks at.
+
+    Args:
+        match: What tells whose stack follows.
+    """
+    return is_row(match) and match is not None and bool(match["current"])
+
+
+def unite(threads: Iterable[ThreadStack]) -> tuple[ThreadStack, ...]:
+    """
+    Which threads are these, each once?
+
+    Args:
+        threads: Threads, of which some were told more than once.
+
+    Returns:
+        Each with the most that was told of it, in the order in which they
+        came first.
+    """
+    found: dict[object, ThreadStack] = {}
+    for number, thread in enumerate(threads):
+        key = number if thread.thread_id is None else (thread.thread_id,)
+        known = found.get(key)
+        found[key] = thread if known is None else _both(known, thread)
+    return tuple(found.values())
+
+
+def _both(one: ThreadStack, other: ThreadStack) -> ThreadStack:
+    base, more = sorted((one, other), key=lambda t: -_told(t))
+    return attrs.evolve(
+        base,
+        name=base.name or more.name,
+        is_main=base.is_main or more.is_main,
+        native=base.native or _natives(base, more),
+    )
+
+
+def _told(thread: ThreadStack) -> int:
+    return len(thread.frames) + len(thread.native)
+
+
+def _natives(base: ThreadStack, more: ThreadStack) -> tuple[StackFrame, ...]:
+    """
+    What only the other one tells of machine code.
+    """
+    is_python = not any(frame.is_native for frame in base.frames)
+    return more.frames if is_python and more.frames != base.frames else ()
+
+
+_DEEPEST = 16
+
+# Who was asked to give the lock up waits in drop_gil until it is taken.
+_TAKES = re.compile(
+    r"take_gil|drop_gil|_?Py(Eval_(RestoreThread|AcquireThread|AcquireLock)"
+    r"|GILState_Ensure|ThreadState_Attach)|tstate_wait_attach"
+    r"|pybind11::gil_scoped_acquire::gil_scoped_acquire"
+)
+_WAITS = re.compile(
+    r"futex|pthread_(cond|mutex|rwlock)|lll_lock|_L_lock|sem_(timed|clock)?wait"
+    r"|do_wait|PyCOND_|PyMUTEX_|PyMutex_Lock|ParkingLot_Park|PySemaphore_"
+    r"|^(__)?syscall$|^_?cond_(timed)?wait|^\?\?|^0x[0-9a-f]"
+)
+_TIMED = re.compile(r"pthread_cond_(?:timed|clock)wait")
+
+
+def wants_gil(frames: Iterable[StackFrame]) -> bool | None:
+    """
+    Does a thread with this stack wait for the interpreter lock?
+
+    Args:
+        frames: Innermost first, with those of machine code.
+
+    Returns:
+        ``True``, or ``None``: a stack without names of functions proves
+        nothing.
+    """
+    waits = ""
+    for frame in islice(frames, _DEEPEST):
+        name = frame.name.partition("@")[0].partition("(")[0].rstrip()
+        if not frame.is_native:
+            # py-spy leaves out the functions of the interpreter, so that
+            # Python seems to wait itself; it does so for nothing else.
+            return _TIMED.search(waits) is not None or None
+
+        if _TAKES.fullmatch(name):
+            # Who takes a free lock is not seen in it.
+            return True if waits or name == "take_gil" else None
+
+        if not _WAITS.search(name):
+            return None
+        waits = name
+
+    return None
+
+
+MOST_CODE = 500
+MOST_NAME = 4096
+# Of one thread.
+MOST_FRAMES = 4096
+MOST_LINE = 1 << 14
+
+_CODE_OF_C = re.compile(
+    r"\.(?:[cC]|cc|cpp|cxx|cu|cuh|[hH]|hh|hpp|inl|rs|[sS])$"
+)
+
+
+def shorten(line: str) -> str:
+    """
+    How does an endless line look, cut to what can be searched in?
+
+    The middle is left out: names begin a line, and files end it.
+
+    Args:
+        line: Any line.
+
+    Returns:
+        At most :data:`MOST_LINE` characters of it.
+    """
+    if len(line) <= MOST_LINE:
+        return line
+    return line[: MOST_LINE // 2] + line[-MOST_LINE // 2 :]
+
+
+def split_brackets(text: str) -> tuple[str, str] | None:
+    """
+    What is in the round brackets that end a text, and what is before them?
+
+    Args:
+        text: Such as ``"f(int) (lib.so)"``.
+
+    Returns:
+        Such as ``("f(int)", "lib.so")``; ``None`` if the text does not end in
+        a pair of brackets.
+    """
+    if not text.endswith(")"):
+        return None
+
+    start = text.rfind("(")
+    if ")" in text[start:-1]:
+        start = _partner(text)
+    return (
+        (text[:start].rstrip(), text[start + 1 : -1]) if start >= 0 else None
+    )
+
+
+def _partner(text: str) -> int:
+    depth = 0
+    for index in range(len(text) - 1, -1, -1):
+        if text[index] == ")":
+            depth += 1
+        elif text[index] == "(":
+            depth -= 1
+            if not depth:
+                return index
+
+    return -1
+
+
+# Most ranks are at the same lines, so that most frames are told once.
+@lru_cache(maxsize=1 << 14)
+def make_frame(
+    name: str, filename: str, line: int = 0, *, is_native: bool | None = None
+) -> StackFrame:
+    """
+    Which frame do these words mean?
+
+    Args:
+        name: The function; endless names are cut, because patterns are
+            searched for in them.
+
+        filename: The file or library.
+
+        line: The line; 0 if unknown.
+
+        is_native: Whether it is machine code; ``None`` if the tool does not
+            say, so that the kind of file has to tell.
+
+    Returns:
+        The frame.
+    """
+    if is_native is None:
+        is_native = looks_native(filename, line)
+    return StackFrame(
+        name[:MOST_NAME], filename[:MOST_NAME], line, is_native=is_native
+    )
+
+
+def looks_native(filename: str, line: int) -> bool:
+    """
+    Is this a place in machine code, if the tool does not say?
+
+    Args:
+        filename: The file or library.
+
+        line: The line; 0 if unknown.
+
+    Returns:
+        Whether it looks like that.
+    """
+    if line:
+        return bool(_CODE_OF_C.search(filename[-8:]))
+    return bool(filename) and not filename.endswith((".py", ".pyc", ">"))
+
+
+def with_code(
+    lines: Iterable[tuple[str, StackFrame | None]],
+) -> Iterator[StackFrame]:
+    """
+    Which frames are these, each with the code that stands below it?
+
+    Args:
+        lines: The lines of a stack, each with the frame that it means, if it
+            means one.
+
+    Returns:
+        The frames.  Of the lines that mean none, the one right below a frame
+        of Python, and deeper than that, is its code.
+    """
+    frame: StackFrame | None = None
+    depth = 0
+    for line, meant in lines:
+        own = len(line) - len(line.lstrip())
+        if frame is not None:
+            is_code = meant is None and own > depth and not frame.is_native
+            code = line.strip()[:MOST_CODE] if is_code else ""
+            yield attrs.evolve(frame, code=code) if code else frame
+        frame, depth = meant, own
+    if frame is not None:
+        yield frame
+
 
 Frames = tuple[StackFrame, ...]
 

@@ -12,8 +12,7 @@ import re
 from collections.abc import Iterable
 
 from ..model import StackFrame, ThreadStack
-from .calls import make_frame, shorten, split_brackets, with_code
-from .gil import wants_gil
+from .gdb import make_frame, shorten, split_brackets, wants_gil, with_code
 
 
 __all__ = ["header_of", "parse_pystack", "read_thread"]

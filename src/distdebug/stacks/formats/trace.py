@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 
 from ..model import StackFrame, ThreadStack
-from .calls import make_frame, shorten, with_code
+from .gdb import make_frame, shorten, with_code
 
 
 __all__ = ["frame_of", "header_of", "read_thread"]

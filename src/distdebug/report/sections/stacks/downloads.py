@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ....stacks.export import to_collapsed, to_speedscope
+from ....stacks.draw import to_collapsed, to_speedscope
 from ....stacks.merge import StackTree
 
 

@@ -14,8 +14,7 @@ from ....stacks.explain import explain_ranks
 from ....stacks.kernels import short_name
 from ....stacks.merge import StackTree
 from ....stacks.model import ProcessStacks
-from ....stacks.view import ProcessView
-from ....stacks.wording import agree
+from ....stacks.view import ProcessView, agree
 from .who import who_text
 
 

@@ -12,11 +12,10 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 
 from ...._text import clean
-from ....stacks.background import is_background
-from ....stacks.frames import is_own
 from ....stacks.kernels import short_name
-from ....stacks.merge import StackTree
+from ....stacks.merge import StackTree, is_own
 from ....stacks.model import ProcessStacks, StackFrame, ThreadStack
+from ....stacks.motion import is_background
 from ....stacks.places import is_native
 from .lines import line_of
 
