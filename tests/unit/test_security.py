@@ -27,7 +27,7 @@ from distdebug.bundle import Manifest, NodeEntry
 from distdebug.bundle.manifest import MANIFEST
 from distdebug.errors import ConfigError, DistdebugError
 from distdebug.findings import Missing
-from distdebug.report.about import about
+from distdebug.report.page import about
 from distdebug.testing import SimulatedJob, make_dumps, plain_dump
 
 

@@ -146,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
     """
     Print the diagnosis, and where the snapshot is; 1 if anything was found.
     """
-    from ..report.leaving import leave_report
+    from ..report.page import leave_report
 
     taken = _take(args)
     leave_report(taken.diagnosis, taken.folder)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .leaving import leave_report as leave_report
+    from .page import leave_report as leave_report
     from .page import report_html as report_html
     from .page import write_report as write_report
 else:

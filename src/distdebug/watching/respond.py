@@ -47,7 +47,7 @@ from ..findings import Cause, Diagnosis, Finding, Missing
 from ..processes.environ import read_environ
 from ..processes.find import find_workers, workers_of
 from ..processes.model import Worker
-from ..report.leaving import leave_report
+from ..report.page import leave_report
 from .hang import Hang, HangReason, Order, Outcome, Response, say
 
 

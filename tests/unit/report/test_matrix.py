@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 
 from distdebug.findings import Cause, CollectiveRef, Finding, GroupRef
-from distdebug.report.sections.matrix.lateness import lateness_of
-from distdebug.report.sections.matrix.recorded import look_at
-from distdebug.report.sections.matrix.views import views_of
+from distdebug.report.sections.matrix import lateness_of
+from distdebug.report.sections.matrix_cells import look_at, views_of
 from distdebug.testing import SimulatedJob
 
 
@@ -601,7 +600,7 @@ def test_many_columns(matrix, seen_in, monkeypatch):
     """
     # Dumps of tens of thousands of calls take seconds to make.
     monkeypatch.setattr(
-        "distdebug.report.sections.matrix.cells._MOST_COLUMNS", 2
+        "distdebug.report.sections.matrix_cells._MOST_COLUMNS", 2
     )
     job = SimulatedJob(2)
     for ranks in ([0, 1], [0, 1], [0], [0]):
@@ -618,9 +617,7 @@ def test_calls_beyond_the_limit(matrix, seen_in, monkeypatch):
     """
     Of very many different calls, some are not named.
     """
-    monkeypatch.setattr(
-        "distdebug.report.sections.matrix.packed._MOST_CALLS", 0
-    )
+    monkeypatch.setattr("distdebug.report.sections.matrix._MOST_CALLS", 0)
 
     found = matrix(seen_in(away_job()))
 

@@ -36,7 +36,7 @@ from distdebug.findings import (
 )
 from distdebug.report import leave_report
 from distdebug.report import page as module
-from distdebug.report.section import Section
+from distdebug.report.format import Section
 from distdebug.testing import SimulatedJob, make_dumps
 
 

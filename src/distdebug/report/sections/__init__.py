@@ -7,16 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ...findings import Diagnosis
-from ..section import Section
-from .files import files_section
-from .findings import findings_section
+from ..format import Section
+from .findings import files_section, findings_section, missing_section
 from .graph import graph_section
 from .logs import logs_section
 from .matrix import matrix_section
-from .missing import missing_section
 from .nodes import nodes_section
-from .phase import phase_section
-from .progress import progress_section
+from .progress import phase_section, progress_section
 from .stacks import stacks_section
 
 

@@ -4,19 +4,27 @@ What was found, and what does it rest on?
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ..._text import clean
-from ...diagnosis.seen import seen_by
-from ...findings import Diagnosis, Evidence, Finding, meaning_of
-from ..paths import short_path
-from ..ranks import RankLinks, rank_links
-from ..section import Section
-from ..words import Piece, as_sentence, cause_words, pieces_of, tone_of
+from ..._text import clean, size_text
+from ...diagnosis.seen import Seen, seen_by
+from ...findings import Diagnosis, Evidence, Finding, Missing, meaning_of
+from ..format import (
+    Piece,
+    RankLinks,
+    Section,
+    as_sentence,
+    cause_words,
+    pieces_of,
+    rank_links,
+    short_path,
+    tone_of,
+)
 
-
-__all__ = ["findings_section"]
 
 _MOST_FINDINGS = 40
 _MOST_EVIDENCE = 16
@@ -123,3 +131,153 @@ def _quote(evidence: Evidence, given: Sequence[str]) -> _Quote:
         where=", ".join(filter(None, places)),
         text=clean(evidence.quote, limit=_MOST_QUOTED),
     )
+
+
+_MOST_REASONS = 200
+_MOST_SOURCES = 20
+
+
+class _Row(NamedTuple):
+    """
+    What is missing for the same reason.
+    """
+
+    what: str
+    reason: str
+    number: int
+    ranks: RankLinks
+    sources: tuple[str, ...]
+    more: int
+
+
+def missing_section(diagnosis: Diagnosis) -> Section | None:
+    """
+    What could not be looked at, and why?
+
+    Args:
+        diagnosis: Any diagnosis.
+
+    Returns:
+        The reasons, each once.
+    """
+    if not diagnosis.missing:
+        return None
+
+    by_reason: dict[tuple[str, str], list[Missing]] = {}
+    for m in diagnosis.missing:
+        by_reason.setdefault((m.what, m.reason), []).append(m)
+    given = seen_by(diagnosis).paths
+    rows = [
+        _row(alike, given)
+        for alike in list(by_reason.values())[:_MOST_REASONS]
+    ]
+    count = len(diagnosis.missing)
+    return Section(
+        name="missing",
+        title="What is missing",
+        summary=f"{count:,} {'thing' if count == 1 else 'things'} could not "
+        "be looked at",
+        values={"rows": rows, "more": len(by_reason) - len(rows)},
+        is_open=False,
+    )
+
+
+def _row(alike: list[Missing], given: tuple[str, ...]) -> _Row:
+    sources = dict.fromkeys(m.source for m in alike if m.source)
+    shown = list(sources)[:_MOST_SOURCES]
+    return _Row(
+        what=clean(alike[0].what, limit=60),
+        reason=as_sentence(alike[0].reason),
+        number=len(alike),
+        ranks=rank_links(m.rank for m in alike if m.rank is not None),
+        sources=tuple(short_path(source, given) for source in shown),
+        more=len(sources) - len(shown),
+    )
+
+
+# Of each kind.
+_MOST = 400
+
+
+class _File(NamedTuple):
+    """
+    One file.
+    """
+
+    path: str
+    size: str
+
+
+class _Kind(NamedTuple):
+    """
+    All files of one kind.
+    """
+
+    name: str
+    number: int
+    size: str
+    files: tuple[_File, ...]
+
+
+def files_section(diagnosis: Diagnosis) -> Section | None:
+    """
+    Which files was a diagnosis made from?
+
+    Args:
+        diagnosis: Any diagnosis.
+
+    Returns:
+        The files of each kind, with their sizes as long as they are there.
+    """
+    seen = seen_by(diagnosis)
+    by_kind: dict[str, dict[str, None]] = defaultdict(dict)
+    for kind, path in _files(seen):
+        by_kind[kind][path] = None
+    if not by_kind:
+        return None
+
+    count = sum(map(len, by_kind.values()))
+    return Section(
+        name="files",
+        title="Files",
+        summary=f"{count:,} {'file' if count == 1 else 'files'}",
+        values={
+            "kinds": [
+                _kind(name, list(paths), seen.paths)
+                for name, paths in by_kind.items()
+            ]
+        },
+        is_open=False,
+    )
+
+
+def _files(seen: Seen) -> Iterator[tuple[str, str]]:
+    if seen.flight:
+        dumps = seen.flight.dumps
+        yield from (("dumps", dump.path) for dump in dumps)
+        sidecars = dumps.sidecars.values()
+        yield from (("side-cars", s.path) for s in sidecars if s.path)
+    yield from (("stacks", process.source) for process in seen.stacks)
+    for path in seen.logs.files:
+        is_facts = os.path.basename(path) == "node.json"  # noqa: PTH119 text
+        yield "facts of nodes" if is_facts else "logs", path
+    for death in seen.logs.deaths.deaths:
+        if death.log:
+            yield "logs of Ray", os.fspath(death.log)
+
+
+def _kind(name: str, paths: list[str], given: tuple[str, ...]) -> _Kind:
+    sizes = [_size(path) for path in paths]
+    known = [size for size in sizes if size is not None]
+    files = tuple(
+        _File(short_path(path, given), "" if size is None else size_text(size))
+        for path, size in zip(paths[:_MOST], sizes, strict=False)
+    )
+    return _Kind(name, len(paths), size_text(sum(known)), files)
+
+
+def _size(path: str) -> int | None:
+    try:
+        return os.stat(path).st_size  # noqa: PTH116 thousands of them
+    except (OSError, ValueError):
+        return None

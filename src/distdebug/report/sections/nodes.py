@@ -19,8 +19,14 @@ from ...health.worker_environment import (
     read_settings,
     those_of_ranks,
 )
-from ..section import Section
-from ..words import Piece, as_sentence, cause_words, pieces_of, tone_of
+from ..format import (
+    Piece,
+    Section,
+    as_sentence,
+    cause_words,
+    pieces_of,
+    tone_of,
+)
 
 
 __all__ = ["nodes_section"]

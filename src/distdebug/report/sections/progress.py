@@ -8,13 +8,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ..._text import clean
+from ..._text import clean, time_text
+from ...diagnosis.seen import seen_by
 from ...findings import Diagnosis, GroupProgress, group_order
-from ..ranks import RankLinks, rank_links
-from ..section import Section
+from ...startup.model import PhaseReport, PhaseState
+from ..format import RankLinks, Section, as_sentence, moment_text, rank_links
 
-
-__all__ = ["progress_section"]
 
 _MOST_SHOWN = 24
 _MOST_ROWS = 600
@@ -110,3 +109,144 @@ def _shares(group: GroupProgress) -> tuple[tuple[str, float], ...]:
     # As of any progress: what is done comes first.
     counts = (("fine", fine), ("waiting", waiting), ("absent", absent))
     return tuple((kind, 100 * n / whole) for kind, n in counts if n)
+
+
+_MOST_PHASES = 60
+_MOST_FACTS = 6
+_LEAST_SHARE = 0.4
+
+
+class _Bar(NamedTuple):
+    """
+    Where a phase lies between the first and the last moment, of 100.
+    """
+
+    start: float
+    width: float
+
+
+class _PhaseRow(NamedTuple):
+    """
+    One phase.
+    """
+
+    title: str
+    what: str
+    framework: str
+    state: str
+    is_current: bool
+    is_part: bool
+    begun: str
+    took: str
+    typical: str
+    progress: str
+    bar: _Bar | None
+
+
+def phase_section(diagnosis: Diagnosis) -> Section | None:
+    """
+    How far did the start-up come, and what took how long?
+
+    Args:
+        diagnosis: Any diagnosis.
+
+    Returns:
+        The phases with their durations, if a log tells of any.
+    """
+    report = seen_by(diagnosis).logs.phase
+    if report is None or all(p.state == "not begun" for p in report.phases):
+        return None
+
+    begun = [p for p in report.phases if p.state != "not begun"]
+    rest = [p for p in report.phases if p.state == "not begun"]
+    return Section(
+        name="phase",
+        title="Start-up",
+        summary=clean(report.verdict),
+        values={
+            "rows": list(_rows(report, begun[:_MOST_PHASES])),
+            "rest": [clean(p.title or p.name, limit=60) for p in rest],
+            "framework": clean(report.title or report.framework or ""),
+            "attempt": report.attempt,
+            "last": _last(report),
+            "harmless": [
+                (clean(h.summary), as_sentence(h.why), h.count)
+                for h in report.harmless
+            ],
+        },
+        # A job that trains has left it behind.
+        is_open=report.current is None or not report.current.trains,
+    )
+
+
+def _last(report: PhaseReport) -> tuple[str, str]:
+    line = report.last_line
+    return (
+        "" if line is None else clean(line.text, limit=400),
+        moment_text(report.last_time),
+    )
+
+
+def _rows(
+    report: PhaseReport, phases: Iterable[PhaseState]
+) -> Iterable[_PhaseRow]:
+    phases = list(phases)
+    begin, end = _span(report, phases)
+    for phase in phases:
+        is_current = phase is report.current
+        over = phase.ended_at or (end if is_current else phase.last_at)
+        took = (
+            None
+            if phase.begun_at is None or over is None
+            else max(over - phase.begun_at, 0.0)
+        )
+        yield _PhaseRow(
+            title=clean(phase.title or phase.name, limit=80),
+            what=as_sentence(phase.what),
+            framework=clean(phase.framework, limit=40),
+            state=phase.state,
+            is_current=is_current,
+            is_part=bool(phase.part_of),
+            begun=moment_text(phase.begun_at),
+            took="" if took is None else time_text(took),
+            typical=""
+            if phase.typical_s is None
+            else time_text(phase.typical_s),
+            progress=_progress(phase),
+            bar=_bar(phase.begun_at, took, begin, end),
+        )
+
+
+def _span(
+    report: PhaseReport, phases: Iterable[PhaseState]
+) -> tuple[float, float]:
+    moments = [
+        moment
+        for p in phases
+        for moment in (p.begun_at, p.ended_at, p.last_at)
+        if moment is not None
+    ]
+    if report.last_time is not None:
+        moments.append(report.last_time)
+    return (min(moments), max(moments)) if moments else (0.0, 0.0)
+
+
+def _bar(
+    start: float | None, took: float | None, begin: float, end: float
+) -> _Bar | None:
+    whole = end - begin
+    if start is None or took is None or whole <= 0:
+        return None
+
+    width = max(100 * min(took, end - start) / whole, _LEAST_SHARE)
+    return _Bar(min(100 * (start - begin) / whole, 100 - width), width)
+
+
+def _progress(phase: PhaseState) -> str:
+    parts = []
+    if phase.progress:
+        parts.append(str(phase.progress))
+    elif phase.of:
+        parts.append(f"{phase.parts} of {phase.of}")
+    parts += [f"{k} {v}" for k, v in list(phase.facts.items())[:_MOST_FACTS]]
+    return clean(", ".join(parts))

@@ -1,29 +1,129 @@
 """
-What do all threads of one process do, for who asks?
+Where is every process, on one page?
 
-Ranks of a job have many equal threads, so each text, frame, stack, thread, and
-set of threads is kept once, and referred to by its number.
+The merged stacks are cut into branches and lines that a page can hold, however
+many processes there are and however deep they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from ...._text import clean
-from ....stacks.kernels import short_name
-from ....stacks.merge import StackTree, is_own
-from ....stacks.model import ProcessStacks, StackFrame, ThreadStack
-from ....stacks.motion import is_background
-from ....stacks.places import is_native
-from .lines import line_of
+from ..._text import clean
+from ...diagnosis.hosts import all_stacks
+from ...diagnosis.seen import Seen, seen_by
+from ...findings import Diagnosis
+from ...stacks.draw import to_collapsed, to_speedscope
+from ...stacks.kernels import short_name
+from ...stacks.merge import StackTree, is_own, merge_stacks
+from ...stacks.model import ProcessStacks, StackFrame, ThreadStack
+from ...stacks.motion import is_background
+from ...stacks.places import is_native
+from ..format import Section
+from .stack_tree import absent_from, cut_tree, line_of
 
 
-__all__ = ["threads_of"]
+# A stack is written out once per place, so a deep tree would be large.
+_MOST_FRAMES = 20_000
+_MOST_CHARACTERS = 400_000
+
+
+def downloads_of(tree: StackTree) -> Mapping[str, str]:
+    """
+    Which files for other tools can be made of this tree?
+
+    Args:
+        tree: The merged stacks.
+
+    Returns:
+        Texts by name of file; those that are too large for a page are left
+        out.
+    """
+    if _frames(tree) > _MOST_FRAMES:
+        return {}
+
+    texts = {
+        "stacks.collapsed.txt": to_collapsed(tree, who=True),
+        "stacks.speedscope.json": to_speedscope(tree),
+    }
+    return {
+        name: text
+        for name, text in texts.items()
+        if len(text) <= _MOST_CHARACTERS
+    }
+
+
+def _frames(tree: StackTree) -> int:
+    depths: list[int] = []
+    for parent in tree.parents:
+        depths.append(depths[parent] + 1 if parent >= 0 else 1)
+    ends = zip(depths, tree.ends, strict=True)
+    return sum(depth for depth, members in ends if members)
+
+
+def processes_seen(seen: Seen) -> tuple[ProcessStacks, ...]:
+    """
+    Whose stacks are known?
+
+    Args:
+        seen: What a diagnosis was made from.
+
+    Returns:
+        What was captured from outside; of ranks of which nothing was, what
+        they noted of themselves.
+    """
+    if seen.flight is None:
+        return seen.stacks
+
+    return all_stacks(seen.flight.dumps, seen.stacks)
+
+
+def culprits_of(diagnosis: Diagnosis, tree: StackTree) -> frozenset[int]:
+    """
+    Which of these processes does the verdict blame?
+
+    Args:
+        diagnosis: Its verdict names ranks; in its evidence, processes
+            without one.
+
+    tree: Who was merged.
+
+    Returns:
+        Positions in the tree's *processes*; nobody if nothing is wrong.
+    """
+    if diagnosis.is_healthy:
+        return frozenset()
+
+    blamed = set(diagnosis.verdict.ranks)
+    quoted = {
+        (e.source, e.location.partition(",")[0])
+        for e in diagnosis.verdict.evidence
+    }
+    jobs = {p.job for p in tree.processes if (p.source, _name_of(p)) in quoted}
+    is_told = tree.has_jobs and jobs
+    return frozenset(
+        member
+        for member, process in enumerate(tree.processes)
+        if (not is_told or process.job in jobs)
+        and (
+            process.rank in blamed
+            if process.rank is not None
+            else (process.source, _name_of(process)) in quoted
+        )
+    )
+
+
+def _name_of(process: ProcessStacks) -> str:
+    # As quotes of stacks call it.
+    if process.rank is None:
+        return f"pid {process.pid}"
+    return f"rank {process.rank}"
+
 
 # Numbers in all stacks, and in all sets of threads.
-_MOST_FRAMES = 60_000
+_THREADS_MOST_FRAMES = 60_000
 _MOST_THREADS = 60_000
 # Of one stack, from its outer and from its inner end.
 _MOST_OF_STACK = 100
@@ -103,7 +203,7 @@ class _Tables:
         self._sets = _Numbers()
         self._seen: dict[tuple[object, ...], int] = {}
         self._written: dict[StackFrame, int] = {}
-        self._room = [_MOST_FRAMES, _MOST_THREADS]
+        self._room = [_THREADS_MOST_FRAMES, _MOST_THREADS]
 
     @property
     def has_room(self) -> bool:
@@ -208,3 +308,48 @@ def _words(thread: ThreadStack, *, is_main: bool) -> Iterator[str]:
         yield "running"
     elif thread.state:
         yield _STATES.get(thread.state, f"state {clean(thread.state)}")
+
+
+def stacks_section(diagnosis: Diagnosis) -> Section | None:
+    """
+    Where is every process?
+
+    Args:
+        diagnosis: Any diagnosis.
+
+    Returns:
+        The merged stacks of the main threads, and all threads of each
+        process for those who ask; None if there is no stack at all.
+    """
+    tree = merge_stacks(processes_seen(seen_by(diagnosis)))
+    if not tree.frames:
+        return None
+
+    culprits = culprits_of(diagnosis, tree)
+    picture = cut_tree(tree, culprits)
+    downloads = downloads_of(tree)
+    return Section(
+        name="stacks",
+        title="Where every process is",
+        summary=_summary(tree),
+        values={
+            "picture": picture,
+            "absent": absent_from(tree),
+            "downloads": tuple(downloads),
+        },
+        data={
+            **threads_of(tree, culprits),
+            "branch": picture.branch_of,
+            "downloads": downloads,
+        },
+    )
+
+
+def _summary(tree: StackTree) -> str:
+    size = sum(node >= 0 for node in tree.mains)
+    places = len({node for node in tree.mains if node >= 0})
+    if size == 1:
+        return "one process"
+    if places == 1:
+        return f"all {size:,} processes are at the same place"
+    return f"{size:,} processes at {places:,} places"
