@@ -42,8 +42,12 @@ from distdebug.flight_recorder import (
     analyze_dumps,
     entry_rows,
 )
-from distdebug.flight_recorder.columns import SCHEDULED, Entries, GroupConfig
-from distdebug.flight_recorder.shapes import Shape
+from distdebug.flight_recorder.columns import (
+    SCHEDULED,
+    Entries,
+    GroupConfig,
+    Shape,
+)
 from distdebug.report import report_html
 from distdebug.report.sections.graph import graph_section
 from distdebug.report.sections.matrix import matrix_section

@@ -14,9 +14,12 @@ import pytest
 from distdebug.flight_recorder import DumpFile, Dumps, Frame, Sidecar
 from distdebug.flight_recorder.reading.assemble import Tables
 from distdebug.flight_recorder.reading.decode import pack
-from distdebug.flight_recorder.reading.extract import frames_of, tabulate
+from distdebug.flight_recorder.reading.extract import (
+    describe,
+    frames_of,
+    tabulate,
+)
 from distdebug.flight_recorder.reading.files import FileName
-from distdebug.flight_recorder.reading.header import describe
 from distdebug.testing import SimulatedJob, plain_dump
 
 

@@ -25,7 +25,7 @@ import distdebug
 
 from distdebug.findings import Cause
 from distdebug.flight_recorder import VARIABLES, plan_flight_recorder
-from distdebug.flight_recorder.recording.variables import parse_version
+from distdebug.flight_recorder.recording.plan import parse_version
 
 
 pytestmark = pytest.mark.skipif(

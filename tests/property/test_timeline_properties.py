@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distdebug import read_dumps, write_timeline
-from distdebug.flight_recorder.timeline.tracks import assign_lanes
+from distdebug.flight_recorder.timeline.slices import assign_lanes
 from distdebug.testing import SimulatedJob, make_dumps
 from distdebug.testing.timelines import read_timeline
 

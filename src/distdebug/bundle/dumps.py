@@ -18,9 +18,8 @@ from typing import IO
 from .._files import open_whole
 from .._text import reason_of
 from ..findings import Missing
-from ..flight_recorder.reading.files import DumpFile, Found, find_files
-from ..flight_recorder.reading.walk import Search
-from ..flight_recorder.recording.variables import VARIABLES
+from ..flight_recorder.reading.files import DumpFile, Found, Search, find_files
+from ..flight_recorder.recording.plan import VARIABLES
 from ..flight_recorder.request import DumpRequest, request_dumps
 from ..flight_recorder.sidecar import SIDECAR_SUFFIX, Sidecar
 from ..processes.environ import read_environ
@@ -56,7 +55,7 @@ def ask_ranks(
         ranks: Whom to ask; by default everybody who has a pipe there.
 
         starts: What the names of dumps start with, if that is known; see
-            :class:`~distdebug.flight_recorder.reading.walk.Search`.
+            :class:`~distdebug.flight_recorder.reading.files.Search`.
 
     Returns:
         Who gave none, and why.

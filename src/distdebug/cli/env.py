@@ -103,8 +103,10 @@ def run(args: argparse.Namespace) -> int:
         msg = "--post-mortem goes with --debugger"
         raise DistdebugError(msg, remedy="see env --help")
 
-    from ..flight_recorder.recording.folder import make_folder
-    from ..flight_recorder.recording.plan import plan_flight_recorder
+    from ..flight_recorder.recording.plan import (
+        make_folder,
+        plan_flight_recorder,
+    )
 
     try:
         settings = plan_flight_recorder(

@@ -14,7 +14,7 @@ from itertools import chain
 import attrs
 
 from ..findings import Cause, Diagnosis, Evidence, Finding, Location
-from ..flight_recorder.analysis.endings import (
+from ..flight_recorder.analysis.progress import (
     died_s,
     failed_in_call,
     last_words,

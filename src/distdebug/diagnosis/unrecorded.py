@@ -21,13 +21,13 @@ from ..findings import (
     GroupRef,
     Missing,
 )
-from ..flight_recorder.analysis.endings import (
+from ..flight_recorder.analysis.analyze import REMEDIES
+from ..flight_recorder.analysis.progress import (
     ended_s,
     failed_in_call,
     lost_peer,
 )
-from ..flight_recorder.analysis.freshness import silent_s
-from ..flight_recorder.analysis.wording import REMEDIES
+from ..flight_recorder.analysis.stuck import silent_s
 from ..flight_recorder.columns import Dumps
 from ..flight_recorder.sidecar import Sidecar
 from ..ranks import ranks_text

@@ -10,27 +10,27 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from .analysis.analyze import REMEDIES as REMEDIES
     from .analysis.analyze import analyze_dumps as analyze_dumps
-    from .analysis.endings import died_s as died_s
-    from .analysis.endings import ended_s as ended_s
-    from .analysis.endings import failed_in_call as failed_in_call
-    from .analysis.endings import last_words as last_words
-    from .analysis.endings import lost_peer as lost_peer
-    from .analysis.endings import was_interrupted as was_interrupted
-    from .analysis.freshness import silent_s as silent_s
+    from .analysis.job import Channel as Channel
+    from .analysis.job import Side as Side
+    from .analysis.job import find_channels as find_channels
     from .analysis.membership import Group as Group
     from .analysis.membership import Membership as Membership
+    from .analysis.membership import Signatures as Signatures
     from .analysis.membership import find_groups as find_groups
     from .analysis.membership import group_status as group_status
-    from .analysis.operations import Signatures as Signatures
-    from .analysis.p2p import Channel as Channel
-    from .analysis.p2p import Side as Side
-    from .analysis.p2p import find_channels as find_channels
+    from .analysis.progress import Stream as Stream
+    from .analysis.progress import collective_streams as collective_streams
+    from .analysis.progress import died_s as died_s
+    from .analysis.progress import ended_s as ended_s
+    from .analysis.progress import failed_in_call as failed_in_call
+    from .analysis.progress import last_words as last_words
+    from .analysis.progress import lost_peer as lost_peer
+    from .analysis.progress import was_interrupted as was_interrupted
     from .analysis.report import FlightReport as FlightReport
     from .analysis.stragglers import clock_offsets_ns as clock_offsets_ns
-    from .analysis.streams import Stream as Stream
-    from .analysis.streams import collective_streams as collective_streams
-    from .analysis.wording import REMEDIES as REMEDIES
+    from .analysis.stuck import silent_s as silent_s
     from .columns import COMPLETED as COMPLETED
     from .columns import STARTED as STARTED
     from .columns import Dumps as Dumps
@@ -43,15 +43,15 @@ if TYPE_CHECKING:
     from .read import read_dumps as read_dumps
     from .reading.files import DumpFile as DumpFile
     from .reading.files import Found as Found
+    from .reading.files import Search as Search
     from .reading.files import find_files as find_files
     from .reading.files import parse_name as parse_name
-    from .reading.walk import Search as Search
-    from .recording.current import current_recording as current_recording
-    from .recording.folder import make_folder as make_folder
+    from .recording.plan import VARIABLES as VARIABLES
+    from .recording.plan import RecorderSettings as RecorderSettings
+    from .recording.plan import make_folder as make_folder
     from .recording.plan import plan_flight_recorder as plan_flight_recorder
-    from .recording.settings import RecorderSettings as RecorderSettings
+    from .recording.trace import current_recording as current_recording
     from .recording.trace import read_progress as read_progress
-    from .recording.variables import VARIABLES as VARIABLES
     from .request import DumpRequest as DumpRequest
     from .request import request_dumps as request_dumps
     from .sidecar import MOST_RANKS as MOST_RANKS
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
     from .tables import EntryRow as EntryRow
     from .tables import entry_rows as entry_rows
     from .tables import shape_texts as shape_texts
-    from .timeline.model import Timeline as Timeline
+    from .timeline.clocks import Timeline as Timeline
     from .timeline.write import write_timeline as write_timeline
 else:
     from .._lazy import lazy_names

@@ -8,9 +8,11 @@ share, so that ranks are compared by comparing integers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath
-from typing import Any
+from typing import Any, overload
 
 import attrs
 import numpy as np
@@ -19,22 +21,113 @@ from numpy.typing import NDArray
 
 from .._showing import Block, Shown, Table
 from ..findings import Missing, missing_block
-from .shapes import Shape, Shapes, as_shapes
+from .reading.extract import count_elements, write_shape
 from .sidecar import Sidecar
 
 
-__all__ = [
-    "COMPLETED",
-    "SCHEDULED",
-    "STARTED",
-    "Dumps",
-    "Entries",
-    "Frame",
-    "GroupConfig",
-    "GroupStatus",
-    "RankDump",
-    "Shape",
-]
+@attrs.frozen
+class Shape:
+    """
+    What went in and out of a call: sizes and types of its tensors.
+    """
+
+    input_sizes: tuple[tuple[int, ...], ...]
+    input_dtypes: tuple[str, ...]
+    output_sizes: tuple[tuple[int, ...], ...]
+    output_dtypes: tuple[str, ...]
+
+
+@attrs.frozen(kw_only=True, eq=False, repr=False)
+class Shapes(Sequence[Shape]):
+    """
+    Many shapes, each of which becomes an object when somebody looks at it.
+
+    Attributes:
+        texts: Each as JSON: input sizes, input types, output sizes, and
+            output types.
+
+        elements: How many elements go in, and how many come out; one row for
+            each.
+
+        types: A number for each that is equal where the same types go in and
+            out, in whatever order.
+    """
+
+    texts: tuple[str, ...]
+    elements: NDArray[np.int64]
+    types: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    @overload
+    def __getitem__(self, at: int) -> Shape: ...
+
+    @overload
+    def __getitem__(self, at: slice) -> tuple[Shape, ...]: ...
+
+    def __getitem__(self, at: int | slice) -> Shape | tuple[Shape, ...]:
+        if isinstance(at, slice):
+            return tuple(map(_shape, self.texts[at]))
+
+        return _shape(self.texts[at])
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Shapes):
+            return NotImplemented
+
+        return self.texts == other.texts
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"<{len(self):,} shapes>"
+
+
+def as_shapes(shapes: Iterable[Shape]) -> Shapes:
+    """
+    Keep shapes in little memory.
+
+    Args:
+        shapes: Any; those that are kept so already stay as they are.
+    """
+    if isinstance(shapes, Shapes):
+        return shapes
+
+    types: dict[object, int] = {}
+    found = list(shapes)
+    return Shapes(
+        texts=tuple(write_shape(attrs.astuple(s)) for s in found),
+        elements=np.array(
+            [
+                [count_elements(s.input_sizes), count_elements(s.output_sizes)]
+                for s in found
+            ],
+            np.int64,
+        ).reshape(-1, 2),
+        types=np.array(
+            [types.setdefault(_types(s), len(types)) for s in found], np.int64
+        ),
+    )
+
+
+def _types(shape: Shape) -> tuple[frozenset[str], frozenset[str]]:
+    return frozenset(shape.input_dtypes), frozenset(shape.output_dtypes)
+
+
+def _shape(text: str) -> Shape:
+    sizes_in, dtypes_in, sizes_out, dtypes_out = json.loads(text)
+    return Shape(
+        _sizes(sizes_in),
+        tuple(dtypes_in),
+        _sizes(sizes_out),
+        tuple(dtypes_out),
+    )
+
+
+def _sizes(raw: Iterable[Any]) -> tuple[tuple[int, ...], ...]:
+    return tuple(map(tuple, raw))
+
 
 SCHEDULED, STARTED, COMPLETED = 0, 1, 2
 

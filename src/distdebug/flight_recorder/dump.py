@@ -17,16 +17,15 @@ from pathlib import Path
 
 from .._files import replace_link, write_whole
 from ..errors import RecorderError
-from .recording.current import (
+from .recording.plan import RecorderSettings, make_folder, plan_flight_recorder
+from .recording.trace import (
+    THREAD_PREFIX,
     Recording,
     begin_recording,
     current_recording,
+    describe_process,
+    read_trace,
 )
-from .recording.describe import THREAD_PREFIX, describe_process
-from .recording.folder import make_folder
-from .recording.plan import plan_flight_recorder
-from .recording.settings import RecorderSettings
-from .recording.trace import read_trace
 from .sidecar import write_sidecar
 
 

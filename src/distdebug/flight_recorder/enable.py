@@ -17,11 +17,16 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from ..errors import RecorderError, TooLateError
-from .recording.current import Recording, begin_recording, end_recording
 from .recording.extras import Extras
-from .recording.folder import make_folder, unguessable_root
-from .recording.plan import Options, make_plan, new_token
-from .recording.settings import RecorderSettings
+from .recording.plan import (
+    Options,
+    RecorderSettings,
+    make_folder,
+    make_plan,
+    new_token,
+    unguessable_root,
+)
+from .recording.trace import Recording, begin_recording, end_recording
 
 
 __all__ = [

@@ -18,8 +18,7 @@ import attrs
 import numpy as np
 
 from .._text import clean
-from .columns import COMPLETED, STARTED, Dumps, Frame, RankDump
-from .shapes import Shape
+from .columns import COMPLETED, STARTED, Dumps, Frame, RankDump, Shape
 
 
 __all__ = [

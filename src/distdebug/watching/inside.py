@@ -20,8 +20,7 @@ from typing import Self
 
 from ..bundle.options import Wanted
 from ..errors import CaptureError
-from ..flight_recorder.recording.current import current_recording
-from ..flight_recorder.recording.trace import read_progress
+from ..flight_recorder.recording.trace import current_recording, read_progress
 from ..identity import current_identity
 from .child import ask_child
 from .config import (

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.process
 SIGNAL = 46
 OFFER = """
 import sys, threading
-from distdebug.flight_recorder.recording.stack_offer import offer_stacks
+from distdebug.flight_recorder.recording.extras import offer_stacks
 offer_stacks()
 def rest():
     threading.Event().wait()

@@ -26,9 +26,9 @@ from distdebug.flight_recorder import (
     read,
 )
 from distdebug.flight_recorder.reading import decode
-from distdebug.flight_recorder.recording import complaints
-from distdebug.flight_recorder.recording.current import end_recording
-from distdebug.flight_recorder.timeline import arrivals, words
+from distdebug.flight_recorder.recording import trace
+from distdebug.flight_recorder.recording.trace import end_recording
+from distdebug.flight_recorder.timeline import clocks, slices
 
 
 # A torch that records one call, for programs that have no time for the real
@@ -117,7 +117,7 @@ def no_complaints(monkeypatch):
     Nothing has gone wrong yet: what is known to go wrong in this process is
     said once, and tests share a process.
     """
-    monkeypatch.setattr(complaints, "_known", set())
+    monkeypatch.setattr(trace, "_known", set())
 
 
 @pytest.fixture
@@ -247,5 +247,5 @@ def small_batches(monkeypatch):
     A timeline holds as much in memory at once as a few calls are; what it
     really may hold no test reaches in reasonable time.
     """
-    monkeypatch.setattr(arrivals, "_BATCH", 3)
-    monkeypatch.setattr(words, "_MOST_KEPT", 2)
+    monkeypatch.setattr(clocks, "_BATCH", 3)
+    monkeypatch.setattr(slices, "_MOST_KEPT", 2)

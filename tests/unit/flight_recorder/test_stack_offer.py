@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 # Only here can the folder be chosen; who enables recording offers in /tmp.
-from distdebug.flight_recorder.recording.stack_offer import (
+from distdebug.flight_recorder.recording.extras import (
     offer_stacks,
     withdraw_stacks,
 )
@@ -236,7 +236,7 @@ def test_swept(tmp_path):
     (folder / "other").touch()
 
     code = (
-        "from distdebug.flight_recorder.recording.stack_offer import *; "
+        "from distdebug.flight_recorder.recording.extras import *; "
         f"offer_stacks({str(tmp_path)!r}); withdraw_stacks()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -57,7 +57,7 @@ from distdebug.flight_recorder import (
     plan_flight_recorder,
     read_dumps,
 )
-from distdebug.flight_recorder.timeline.model import HostClock
+from distdebug.flight_recorder.timeline.clocks import HostClock
 from distdebug.health import EnvironmentHealth, NodeFacts, NodeHealth
 from distdebug.logscan import read_collective_logs, scan_logs
 from distdebug.nodes import NodeResult, NodeStatus

@@ -10,26 +10,269 @@ one too many.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import attrs
+import numpy as np
+
+from numpy.typing import NDArray
 
 from ...findings import Cause, Confidence, Location
 from ...location import user_location
-from ..columns import Frame
-from .call import Call, describe_call
+from ..columns import Frame, Shape
+from ..reading.extract import count_elements
 from .job import Job
-from .shift import (
-    find_shift,
-    is_repeated,
-    order_in_round,
-    skipped_by_habit,
-    times_called_before,
-)
-from .streams import Stream
+from .membership import Operation
+from .progress import Stream
+from .stuck import StuckCall
 
 
-__all__ = ["Mismatch", "find_mismatches"]
+@attrs.frozen
+class Call:
+    """
+    What one rank called, as far as all members have to agree.
+
+    ``None`` stands for "nothing was passed", which agrees with anything: only
+    the root of a scatter has an input.
+    """
+
+    op: str
+    sent: int | None
+    sent_dtypes: frozenset[str] | None
+    received: int | None
+    received_dtypes: frozenset[str] | None
+
+    def agrees(self, other: Call) -> bool:
+        """
+        Whether both could be the same call.
+        """
+        return self.op == other.op and all(
+            mine is None or theirs is None or mine == theirs
+            for mine, theirs in zip(
+                attrs.astuple(self, recurse=False)[1:],
+                attrs.astuple(other, recurse=False)[1:],
+                strict=True,
+            )
+        )
+
+    def __str__(self) -> str:
+        parts = [self.op]
+        if self.sent is not None or self.received is not None:
+            count = self.sent or self.received or 0
+            parts.append(f"of {count:,} element{'s' if count != 1 else ''}")
+        dtypes = self.sent_dtypes or self.received_dtypes
+        if dtypes:
+            parts.append(f"({', '.join(sorted(dtypes))})")
+
+        return " ".join(parts)
+
+
+def describe_call(operation: Operation, shape: Shape) -> Call:
+    """
+    Reduce one record to what all members have to agree on.
+
+    Args:
+        operation: What it called.
+
+        shape: What went in and out.
+
+    Returns:
+        The call; without sizes where ranks may rightly pass different ones.
+    """
+    if not operation.is_even:
+        return Call(operation.name, None, None, None, None)
+
+    return Call(
+        operation.name,
+        *_amount(shape.input_sizes, shape.input_dtypes),
+        *_amount(shape.output_sizes, shape.output_dtypes),
+    )
+
+
+def _amount(
+    sizes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...]
+) -> tuple[int | None, frozenset[str] | None]:
+    count = count_elements(sizes)
+    return (count, frozenset(dtypes)) if count else (None, None)
+
+
+# How far a shifted stream is followed, and by how many calls it may be off.
+_HORIZON = 256
+_LARGEST_SHIFT = 3
+
+
+def times_called_before(stream: Stream, seq: int) -> int:
+    """
+    How often was the same called before?
+
+    Args:
+        stream: What one rank did.
+
+        seq: The call; it has to be on record.
+    """
+    at = int(np.searchsorted(stream.seq, seq))
+    return int((stream.signature[:at] == stream.signature[at]).sum())
+
+
+def is_repeated(stream: Stream, seq: int) -> bool:
+    """
+    Whether a call is the same as the one before it.
+
+    Args:
+        stream: What one rank did.
+
+        seq: The call; it has to be on record.
+    """
+    at = int(np.searchsorted(stream.seq, seq))
+    return bool(at and stream.signature[at - 1] == stream.signature[at])
+
+
+def skipped_by_habit(bad: Stream, good: Stream, seq: int) -> int:
+    """
+    Count the calls that always come before the one that *bad* made instead.
+
+    Args:
+        bad: What the odd rank did.
+
+        good: What another rank did.
+
+        seq: The first call that differs; it has to be on record in both.
+
+    Returns:
+        How many they are, beginning with the one that is due; 0 if they were
+        not the same in each round of the loop, or there was none.
+    """
+    at = int(np.searchsorted(good.seq, seq))
+    calls, due = good.signature[:at], good.signature[at]
+    here = bad.signature[int(np.searchsorted(bad.seq, seq))]
+    # Only where the call before it was the same, too: loops have phases.
+    alike = (calls[:-1] == calls[-1:]) & (calls[1:] == due)
+    rounds = np.split(calls, np.flatnonzero(alike) + 1)[1:]
+    ways = {tuple(x[: (x == here).argmax()].tolist()) for x in rounds}
+    if len(ways) != 1 or any(here not in x for x in rounds):
+        return 0
+
+    # What leads past the call before is another round, or another branch.
+    (way,) = ways
+    return 0 if calls[-1] in way[1:] else len(way)
+
+
+def find_shift(bad: Stream, good: Stream, seq: int) -> Cause | None:
+    """
+    Whether *bad* does what *good* does, some calls earlier or later.
+
+    Args:
+        bad: What the odd rank did.
+
+        good: What another rank did.
+
+        seq: The first call that differs; it has to be on record in both.
+
+    Returns:
+        ``SKIPPED_COLLECTIVE`` if it is ahead, ``EXTRA_COLLECTIVE`` if it is
+        behind, ``None`` if it is neither.
+    """
+    a = _tail(bad, seq)
+    b = _tail(good, seq)
+    surplus = len(a) - len(b)
+    in_step = _follows(a, b, 0, skip_first=True)
+    for by in range(1, _LARGEST_SHIFT + 1):
+        skipped = _follows(a, b, by)
+        extra = _follows(b, a, by)
+        if in_step and surplus not in {by, -by}:
+            continue  # One wrong call explains it; no shift is needed.
+        if extra and (surplus == by or not skipped):
+            return Cause.EXTRA_COLLECTIVE
+        if skipped:
+            return Cause.SKIPPED_COLLECTIVE
+
+    return None
+
+
+def _tail(stream: Stream, seq: int) -> list[int]:
+    at = int(np.searchsorted(stream.seq, seq))
+    tail: list[int] = stream.signature[at : at + _HORIZON].tolist()
+    return tail
+
+
+def _follows(
+    late: Sequence[int],
+    early: Sequence[int],
+    by: int,
+    *,
+    skip_first: bool = False,
+) -> bool:
+    """
+    Whether *late* goes on as *early* does from *by* calls later on.
+    """
+    pairs = list(zip(late, early[by:], strict=False))[int(skip_first) :]
+    return bool(pairs) and all(x == y for x, y in pairs)
+
+
+def order_in_program(mine: Sequence[Frame], others: Sequence[Frame]) -> int:
+    """
+    Which of two calls stands earlier in the program?
+
+    Args:
+        mine: A stack, innermost line first.
+
+        others: Another one.
+
+    Returns:
+        -1 if *mine* is at an earlier line of the function in which the stacks
+        part, 1 if at a later one, 0 if that cannot be told.
+    """
+    lines = _parting_lines(mine, others)
+    if lines is None:
+        return 0
+
+    return -1 if lines[0] < lines[1] else 1
+
+
+def order_in_round(
+    before: Sequence[Frame], mine: Sequence[Frame], others: Sequence[Frame]
+) -> int:
+    """
+    Which of two calls comes earlier after a call that all made before?
+
+    Args:
+        before: The stack of that call, innermost line first.
+
+        mine: The stack of one call.
+
+        others: That of the other one.
+
+    Returns:
+        The same as :func:`order_in_program`; but 0 if only one of the two is
+        at an earlier line than the call before: in a loop it may have come
+        round, or the other one may have left the loop.
+    """
+    order = order_in_program(mine, others)
+    to_mine = _parting_lines(before, mine)
+    to_others = _parting_lines(before, others)
+    if not order or to_mine is None or to_others is None:
+        return order
+
+    # Lines of the same function only: those of two are in no order.
+    if to_mine[0] != to_others[0]:
+        return order
+    last, (here, there) = to_mine[0], (to_mine[1], to_others[1])
+    return order if (here < last) == (there < last) else 0
+
+
+def _parting_lines(
+    a: Sequence[Frame], b: Sequence[Frame]
+) -> tuple[int, int] | None:
+    """
+    The lines of the function in which two stacks part, if they do in one.
+    """
+    for x, y in zip(reversed(a), reversed(b), strict=False):
+        if (x.name, x.filename) != (y.name, y.filename):
+            return None
+        if x.line != y.line:
+            return x.line, y.line
+
+    return None
 
 
 _INFERRED = {Cause.SKIPPED_COLLECTIVE, Cause.EXTRA_COLLECTIVE}
@@ -301,3 +544,202 @@ def _kind_of(theirs: Call, expected: Call, order: int) -> Cause:
         return Cause.DTYPE_MISMATCH
 
     return Cause.SIZE_MISMATCH
+
+
+# So many calls tell well enough where in its loop a rank is.
+_LONGEST = 256
+# So many earlier places that look like this one are told.
+_MOST_ALIKE = 16
+
+
+def next_rows(job: Job, ranks: Iterable[int]) -> dict[int, int]:
+    """
+    Find what each rank recorded the last time it was where it is now.
+
+    Args:
+        job: What is known about the job.
+
+        ranks: Global ranks.
+
+    Returns:
+        By rank, the position of the record that followed the newest of the
+        longest repetitions of its last records; not of ranks whose last call
+        was their first of this kind.
+    """
+    return {
+        rank: row
+        for rank in ranks
+        if rank in job.dumps.by_rank
+        and (row := _next_row(job, rank)) is not None
+    }
+
+
+def _next_row(job: Job, rank: int) -> int | None:
+    longest, _ = _repetitions(_habit_kinds(job, rank), _LONGEST)
+    return int(longest[-1]) + 1 if len(longest) else None
+
+
+def _habit_kinds(job: Job, rank: int) -> NDArray[np.int64]:
+    """
+    Group and operation of each record of a rank, as one number.
+    """
+    e = job.dumps[rank].entries
+    return (e.group.astype(np.int64) << 32) | e.op
+
+
+def _repetitions(
+    calls: NDArray[np.int64], most: int
+) -> tuple[NDArray[np.int64], int]:
+    """
+    Find where the last calls were made in the same order before.
+
+    Returns:
+        Positions before the last at which the longest repetitions end, and
+        how many calls were compared.
+    """
+    alike = np.flatnonzero(calls[:-1] == calls[-1:])
+    length = 1
+    for back in range(1, min(most, len(calls))):
+        before = alike[alike >= back]
+        longer = before[calls[before - back] == calls[-1 - back]]
+        if not len(longer):
+            break
+        alike, length = longer, back + 1
+    return alike, length
+
+
+def usual_instead(job: Job, rank: int, row: int) -> list[int]:
+    """
+    Find what a rank used to do where it made this call for the first time.
+
+    Args:
+        job: What is known about the job.
+
+        rank: Global rank.
+
+        row: Position of the record of the call.
+
+    Returns:
+        The positions of what it did otherwise, the likeliest first; none if
+        the call has followed on the same ones before, or if those were new.
+    """
+    kinds = _habit_kinds(job, rank)
+    calls = kinds[:row]
+    longest, length = _repetitions(calls, _LONGEST)
+    # One call again and again is no loop: what follows it is open.
+    if not len(longest) or (calls == calls[-1]).all():
+        return []
+
+    # Loops have phases: half of the history has to be the same.
+    similar, _ = _repetitions(calls, max(length // 2, 1))
+    if (kinds[similar + 1] == kinds[row]).any():
+        return []
+
+    found = np.r_[longest[::-1], similar[::-1]][:_MOST_ALIKE] + 1
+    return [int(at) for at in found]
+
+
+def make_the_same(job: Job, rank: int, row: int, other: int) -> bool:
+    """
+    Whether two records of a rank are of the same operation in the same group.
+
+    Args:
+        job: What is known about the job.
+
+        rank: Global rank.
+
+        row: Position of one record.
+
+        other: Position of another one.
+    """
+    e = job.dumps[rank].entries
+    return bool(e.group[row] == e.group[other] and e.op[row] == e.op[other])
+
+
+def is_next_of(job: Job, rank: int, row: int, call: StuckCall) -> bool:
+    """
+    Whether a rank would enter a call if it repeated one of its records.
+
+    Args:
+        job: What is known about the job.
+
+        rank: Global rank, awaited in the call.
+
+        row: Position of the record.
+
+        call: A stuck call.
+    """
+    code = int(job.dumps[rank].entries.group[row])
+    if job.membership.by_code[rank][code] != call.group:
+        return False
+
+    operation = job.operation(rank, row)
+    if not operation.is_p2p or not call.p2p:
+        return operation.is_p2p == call.p2p
+
+    order = job.membership.groups[call.group].order
+    ends = (operation.source, operation.target)
+    last = max(ends)
+    return last < len(order) and not {order[end] for end in ends}.isdisjoint(
+        call.waiting
+    )
+
+
+def kinds_passed(calls: Sequence[StuckCall], job: Job) -> list[int]:
+    """
+    Behind how many of these calls does each of them stand in the loop?
+
+    Ranks in the same position make the same calls.  Who waits in one of them,
+    and went through as many of the kind of another, shows which comes first.
+
+    Args:
+        calls: Stuck calls that wait for the same ranks.
+
+        job: What is known about the job.
+
+    Returns:
+        For each call, how many kinds of the others its ranks are through with;
+        0 for transfers, because their other end is in another position.
+    """
+    due: dict[str, int] = {}
+    for call in calls:
+        kind = _kind(job, call.group, *next(iter(call.waiting.items())))
+        due[kind] = min(due.get(kind, call.seq), call.seq)
+    through: dict[int, set[str]] = defaultdict(set)
+    for rank, kind, seq in _done(job):
+        if seq >= due.get(kind, seq + 1):
+            through[rank].add(kind)
+
+    return [
+        0 if c.p2p else len(set().union(*(through[r] for r in c.waiting)))
+        for c in calls
+    ]
+
+
+def _kind(job: Job, group: int, rank: int, row: int) -> str:
+    """
+    What a call and its like in the groups of other ranks have in common.
+    """
+    ref = job.membership.groups[group].ref
+    operation = job.operation(rank, row)
+    if not operation.is_p2p:
+        return str(ref)
+
+    return f"{ref} {operation.name} {operation.source}->{operation.target}"
+
+
+def _done(job: Job) -> Iterator[tuple[int, str, int]]:
+    """
+    What every rank is through with: kinds of calls, and how many.
+    """
+    for state in job.states:
+        kind = str(state.group.ref)
+        for rank, position in state.positions.items():
+            yield rank, kind, position.done
+    for c in job.channels:
+        # Counted by the other end, as the stuck calls are.
+        for side, peer in ((c.recv, c.source), (c.send, c.target)):
+            if side is not None and side.pending < len(side.rows):
+                row = int(side.rows[-1 - side.pending])
+                seq = int(job.dumps[side.rank].entries.p2p_seq[row])
+                yield peer, _kind(job, c.group, side.rank, row), seq

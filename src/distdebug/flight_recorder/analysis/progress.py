@@ -8,20 +8,326 @@ on the way which calls do not look the same on all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
 
 import attrs
 import numpy as np
 
 from numpy.typing import NDArray
 
-from ..columns import Dumps, GroupStatus, RankDump
-from .membership import Group, Membership, group_status
-from .operations import Signatures
-from .streams import Stream, collective_streams, is_p2p
+from ..columns import COMPLETED, Dumps, Entries, GroupStatus, RankDump
+from ..sidecar import Sidecar
+from .membership import Group, Membership, Signatures, group_status
 
 
-__all__ = ["GroupState", "Position", "measure_progress", "position_of"]
+# Torch raises its own kinds of errors; and RuntimeError, which anybody raises.
+_OF_TORCH = re.compile(r"(?:\w+\.)*Dist\w*Error\b")
+_OF_ANYBODY = re.compile(
+    r"RuntimeError\b(?!.*dataloader).*?(?:gloo|nccl|timed out|pair closure"
+    r"|connection (?:closed by peer|reset|refused))",
+    re.IGNORECASE | re.DOTALL,
+)
+_PEER_IS_GONE = re.compile(
+    r"connection (?:closed by peer|reset|refused)|broken pipe"
+    r"|remote process exit|pair closure",
+    re.IGNORECASE,
+)
+_CHILD_IS_GONE = re.compile(
+    r"RuntimeError: DataLoader worker .{0,80}(?:killed by signal"
+    r"|exited unexpectedly)|(?:\w+\.){0,9}BrokenProcessPool\b",
+)
+# Reasons of those who go on afterwards.
+_GOES_ON = {"start", "request", "call"}
+# A rank may notice the signal later than its child does.
+_CHILD_FIRST_S = 0.1
+# What Gloo does not record (torch 2.13).
+_OFF_RECORD = {"irecv", "isend", "monitored_barrier", "recv", "send"}
+
+
+def failed_in_call(error: str) -> bool:
+    """
+    Whether an exception came out of a collective, not out of other code.
+
+    Args:
+        error: Type and text, such as ``"RuntimeError: Connection closed by
+            peer"``.
+    """
+    return bool(_OF_TORCH.match(error) or _OF_ANYBODY.match(error))
+
+
+def failed_off_record(sidecar: Sidecar) -> bool:
+    """
+    Whether a rank died of a call that Gloo does not record.
+
+    Args:
+        sidecar: Of that rank.
+    """
+    if not failed_in_call(sidecar.error):
+        return False
+
+    stack = dict(sidecar.threads).get("MainThread", ())
+    in_torch = (
+        frame.name
+        for frame in stack
+        if frame.filename.endswith("distributed_c10d.py")
+    )
+    return next(in_torch, "") in _OFF_RECORD
+
+
+def failed_on_record(sidecar: Sidecar) -> bool:
+    """
+    Whether a rank died of the last call that it recorded.
+
+    Args:
+        sidecar: Of that rank.
+    """
+    return failed_in_call(sidecar.error) and not failed_off_record(sidecar)
+
+
+def lost_peer(error: str) -> bool:
+    """
+    Whether a collective failed because another rank had gone.
+
+    Args:
+        error: Type and text of the exception.
+    """
+    return failed_in_call(error) and bool(_PEER_IS_GONE.search(error))
+
+
+def lost_child(error: str) -> bool:
+    """
+    Whether a rank failed because a process of its own had gone.
+
+    Args:
+        error: Type and text of the exception.
+    """
+    return bool(_CHILD_IS_GONE.match(error))
+
+
+def last_words(dumps: Dumps, rank: int) -> tuple[Sidecar, ...]:
+    """
+    What a rank noted when it ended, oldest first.
+
+    Args:
+        dumps: Its side-cars tell.
+
+        rank: Global rank.
+
+    Returns:
+        Side-cars; none of a rank that goes on, or ended without a word.
+    """
+    newest = dumps.sidecars.get(rank)
+    if newest is None:
+        return ()
+
+    notes = (*dumps.earlier.get(rank, ()), newest)
+    return tuple(s for s in notes if s.error or s.reason not in _GOES_ON)
+
+
+def ended_s(dumps: Dumps) -> float | None:
+    """
+    When was this job ended from outside, by a signal?
+
+    Whoever dies by itself leaves its last words before the others are told to
+    end, or none.
+
+    Args:
+        dumps: Its side-cars tell.
+
+    Returns:
+        When the first rank was told to end, in seconds since the epoch;
+        ``None`` if some rank may have died by itself.
+    """
+    sizes = (s.world_size for s in dumps.sidecars.values())
+    if len(dumps.sidecars) < max([1, len(dumps), *sizes]):
+        return None
+
+    first: list[Sidecar] = []
+    for rank in dumps.sidecars:
+        words = last_words(dumps, rank)
+        if not words:
+            return None
+        first.append(words[0])
+    begin = min(first, key=died_s)
+    return begin.written if begin.reason == "SIGTERM" else None
+
+
+def died_s(sidecar: Sidecar) -> float:
+    """
+    When did what ended a rank happen, at the latest?
+
+    Args:
+        sidecar: Its last words.
+
+    Returns:
+        Seconds since the epoch; a rank may lose its children before it hears
+        of the signal that ended them all.
+    """
+    late_s = _CHILD_FIRST_S if lost_child(sidecar.error) else 0.0
+    return sidecar.written + late_s
+
+
+def was_interrupted(error: str) -> bool:
+    """
+    Whether a person ended the rank, perhaps because it was stuck.
+
+    Args:
+        error: Type and text of the exception.
+    """
+    return error.startswith("KeyboardInterrupt")
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Stream:
+    """
+    The collectives of one rank in one group, by ascending number.
+
+    Attributes:
+        seq: The sequence numbers, each once.
+
+        signature: What was called, comparable between ranks.
+
+        done: Whether the call completed.
+
+        synchronizes: Whether completing it needs every member.
+
+        row: Position of its first record in the records of the rank.
+    """
+
+    seq: NDArray[np.int64]
+    signature: NDArray[np.int64]
+    done: NDArray[np.bool_]
+    synchronizes: NDArray[np.bool_]
+    row: NDArray[np.int64]
+
+    def find(self, seq: int) -> int | None:
+        """
+        The position of call number *seq*; ``None`` if it is not on record.
+        """
+        at = int(np.searchsorted(self.seq, seq))
+        return at if at < len(self.seq) and self.seq[at] == seq else None
+
+
+def collective_streams(
+    dump: RankDump, codes: Mapping[int, int], signatures: Signatures
+) -> dict[int, Stream]:
+    """
+    Sort the collectives of one rank by group.
+
+    Args:
+        dump: What the rank recorded.
+
+        codes: The group (as index) behind each code in its records.
+
+        signatures: Of the whole job.
+
+    Returns:
+        One stream per group (by index) in which it recorded a collective.
+    """
+    e = dump.entries
+    rows = np.flatnonzero(~is_p2p(e, signatures))
+    if not len(rows):
+        return {}
+
+    to_group = np.zeros(max(codes) + 1, np.int64)
+    for code, index in codes.items():
+        to_group[code] = index
+    group = to_group[e.group[rows]]
+    order = np.lexsort((e.seq[rows], group))
+    rows, group = rows[order], group[order]
+    seq = e.seq[rows]
+    # A batch of coalesced calls shares one number: it is one call.
+    first = np.flatnonzero(
+        np.r_[True, (group[1:] != group[:-1]) | (seq[1:] != seq[:-1])]
+    )
+    calls = _calls(dump, rows, first, signatures)
+    edges = np.flatnonzero(np.r_[True, np.diff(group[first]) != 0, True])
+    return {
+        int(group[first[a]]): Stream(
+            seq=seq[first[a:b]],
+            **{name: column[a:b] for name, column in calls.items()},
+        )
+        for a, b in pairwise(edges.tolist())
+    }
+
+
+def _calls(
+    dump: RankDump,
+    rows: NDArray[np.int64],
+    first: NDArray[np.int64],
+    signatures: Signatures,
+) -> dict[str, NDArray[Any]]:
+    e = dump.entries
+    op = e.op[rows]
+    ends = signatures.column("ends_batch")[op]
+    done = is_done(dump, signatures)[rows]
+    signature = np.where(ends, 0, signatures.of(op, e.shape[rows]))
+    # The parts of a batch never change their state; its end record does.
+    part = ends | done
+    has_end = np.logical_or.reduceat(ends, first)
+    end_done = np.logical_and.reduceat(~ends | done, first)
+    return {
+        "signature": np.add.reduceat(signature, first),
+        "done": np.where(
+            has_end, end_done, np.logical_and.reduceat(part, first)
+        ),
+        "synchronizes": np.logical_and.reduceat(
+            signatures.column("synchronizes")[op] & ~ends, first
+        ),
+        "row": np.minimum.reduceat(rows, first),
+    }
+
+
+def is_p2p(e: Entries, signatures: Signatures) -> NDArray[np.bool_]:
+    """
+    Which records are point-to-point, whatever their version flags?
+
+    Args:
+        e: The records of one rank.
+
+        signatures: Of the whole job.
+
+    Returns:
+        One truth per record.
+    """
+    return e.is_p2p | signatures.column("is_p2p")[e.op]
+
+
+def is_done(dump: RankDump, signatures: Signatures) -> NDArray[np.bool_]:
+    """
+    Which calls of a rank completed, as opposed to failed or pending?
+
+    Backends without device events (Gloo) never say "completed"; there, a call
+    that torch stopped watching is done, unless it is the one that failed.
+
+    Args:
+        dump: What the rank recorded.
+
+        signatures: Of the whole job.
+
+    Returns:
+        One truth per record.
+    """
+    e = dump.entries
+    # A call that a watchdog aborted is marked as completed, too.
+    took_ns = e.completed_ns - e.created_ns
+    is_aborted = (
+        (e.timeout_ms > 0)
+        & (e.completed_ns > 0)
+        & (took_ns >= e.timeout_ms * 950_000)
+    )
+    completed = ((e.state == COMPLETED) | (e.completed_ns > 0)) & ~is_aborted
+    has_events = signatures.column("has_events")[e.op]
+    done = np.where(has_events, completed, e.retired)
+    if len(done) and dump.sidecar and failed_on_record(dump.sidecar):
+        last = np.argmax(e.record_id)
+        done[last] &= has_events[last]
+
+    return done
 
 
 @attrs.frozen(kw_only=True)
@@ -303,3 +609,98 @@ def position_of(
         is_final=int(s.row[-1]) == newest,
         status=status,
     )
+
+
+def take_back(
+    states: Sequence[GroupState],
+    dumps: Dumps,
+    membership: Membership,
+    signatures: Signatures,
+) -> None:
+    """
+    Correct where ranks stand that failed in several calls at once.
+
+    Args:
+        states: Where every rank stands in every group; changed.
+
+        dumps: What the ranks recorded.
+
+        membership: The groups of the job.
+
+        signatures: Of the whole job.
+    """
+    later: dict[int, _Later] = {}
+    for dump in dumps:
+        if dump.sidecar is None or not failed_on_record(dump.sidecar):
+            continue
+        limits: dict[int, int] = {}
+        for index in set(membership.by_name[dump.rank].values()):
+            state = states[index]
+            if state.has_events or dump.rank not in state.positions:
+                continue
+            if index not in later:
+                later[index] = _Later.of(state, dumps)
+            limit = later[index].least(dump.written_ns)
+            if 0 < limit < state.positions[dump.rank].sync_done:
+                limits[index] = limit
+        if limits:
+            _limit_positions(limits, states, dump, membership, signatures)
+
+
+@attrs.frozen(eq=False)
+class _Later:
+    """
+    What members of a group had entered that tell it late.
+
+    Attributes:
+        written_ns: When their dumps were taken, ascending.
+
+        last: The least that any member had entered which told it then, or
+            later.
+    """
+
+    written_ns: NDArray[np.int64]
+    last: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, state: GroupState, dumps: Dumps) -> _Later:
+        """
+        Sort the members of a group by when they tell.
+        """
+        told = sorted(
+            (dumps[p.rank].written_ns, p.last)
+            for p in state.positions.values()
+            if not dumps[p.rank].truncated
+        )
+        written, last = np.array(told, np.int64).reshape(-1, 2).T
+        return cls(written, np.minimum.accumulate(last[::-1])[::-1])
+
+    def least(self, written_ns: int) -> int:
+        """
+        The last call that all entered whose dumps are as new; 0 if unknown.
+        """
+        at = int(np.searchsorted(self.written_ns, written_ns))
+        return int(self.last[at]) if written_ns and at < len(self.last) else 0
+
+
+def _limit_positions(
+    limits: dict[int, int],
+    states: Sequence[GroupState],
+    dump: RankDump,
+    membership: Membership,
+    signatures: Signatures,
+) -> None:
+    streams = collective_streams(
+        dump, membership.by_code[dump.rank], signatures
+    )
+    for index, limit in limits.items():
+        stream = streams[index]
+        is_failed = stream.synchronizes & (stream.seq > limit)
+        before = states[index].positions[dump.rank]
+        newest = before.last_row if before.is_final else -1
+        states[index].positions[dump.rank] = position_of(
+            dump.rank,
+            attrs.evolve(stream, done=stream.done & ~is_failed),
+            before.status,
+            newest,
+        )

@@ -21,7 +21,7 @@ from ...findings import (
 from ...ranks import ranks_text
 from ...waits import Wait
 from ..columns import Dumps
-from .endings import ended_s, last_words
+from .progress import ended_s, last_words
 
 
 __all__ = ["FlightReport", "select"]

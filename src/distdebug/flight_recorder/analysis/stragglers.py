@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ...findings import Cause, Evidence, Finding, GroupRef
 from .job import Job
-from .streams import Stream
+from .progress import Stream
 
 
 __all__ = ["clock_offsets_ns", "find_stragglers"]

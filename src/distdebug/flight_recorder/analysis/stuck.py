@@ -13,22 +13,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 import attrs
+import numpy as np
 
+from ...findings import CollectiveRef, Evidence
+from ...location import user_location
 from ..columns import Dumps, RankDump
-from .endings import failed_off_record
-from .p2p import Channel, Side
-from .progress import GroupState, Position
+from .job import Channel, Job, Side
+from .progress import GroupState, Position, ended_s, failed_off_record
 
-
-__all__ = [
-    "StuckCall",
-    "find_outdated",
-    "find_stuck_calls",
-    "last_sign_ns",
-    "link",
-    "links",
-    "since_ns",
-]
 
 # A rank waits in a handful of groups; whoever claims more is not believed.
 _MOST_CALLS = 64
@@ -362,3 +354,254 @@ def link(calls: Sequence[StuckCall]) -> list[set[int]]:
         edges[i].add(j)
 
     return edges
+
+
+_LONGEST_NS = 30 * 10**9
+# Asking a rank for its dump takes a moment, in which its peers wait.
+_LONGEST_ASKED_NS = 10**9
+_ASKED = {"request", "call"}
+# Nor are all ranks told at once that the job is to end.
+_LONGEST_ENDING_NS = 10 * 10**9
+_LONGEST_DUMP_NS = 5 * 10**9
+# Shorter silences are of every job, longer ones than this many pauses of few.
+_SHORTEST_SILENCE_S = 5.0
+_PAUSES = 2
+
+
+def are_fresh(calls: Iterable[StuckCall], dumps: Dumps) -> bool:
+    """
+    Whether no call waits for longer than is normal in this job.
+
+    Args:
+        calls: All stuck calls.
+
+        dumps: What the ranks recorded, and when each dump was taken.
+
+    Returns:
+        ``False`` also where it is not known when the dumps were taken.
+    """
+    oldest: dict[int, int] = {}
+    for call in calls:
+        for rank, row in call.waiting.items():
+            created = int(dumps[rank].entries.created_ns[row])
+            oldest[rank] = min(oldest.get(rank, created), created)
+
+    end_s = ended_s(dumps)
+    return all(
+        _earliest_ns(dumps[rank])
+        <= _until_ns(dumps[rank], end_s) - created
+        <= _normal_ns(dumps[rank], is_ended=end_s is not None)
+        for rank, created in oldest.items()
+    )
+
+
+def _until_ns(dump: RankDump, end_s: float | None) -> int:
+    """
+    Until when may a rank have waited for others that went on?
+    """
+    if end_s is None:
+        return dump.written_ns
+
+    end_ns = int(1e9 * end_s)
+    is_one_end = dump.written_ns - end_ns <= _LONGEST_ENDING_NS
+    return min(dump.written_ns, end_ns) if is_one_end else dump.written_ns
+
+
+def is_unprecedented(calls: Iterable[StuckCall], dumps: Dumps) -> bool:
+    """
+    Whether one of these calls waits for longer than its ranks ever paused.
+
+    Args:
+        calls: Some stuck calls.
+
+        dumps: What the ranks recorded, and when each dump was taken.
+
+    Returns:
+        ``True`` also where it is not known when the dumps were taken.
+    """
+    return any(
+        age is None or age > _longest_pause_ns(dumps[rank])
+        for call in calls
+        for rank in call.waiting
+        for age in [_age_ns(call, rank, dumps)]
+    )
+
+
+def waited_ns(calls: Iterable[StuckCall], dumps: Dumps) -> int | None:
+    """
+    For how long has somebody waited in these calls?
+
+    Args:
+        calls: Some stuck calls.
+
+        dumps: What the ranks recorded, and when each dump was taken.
+
+    Returns:
+        Nanoseconds; ``None`` where no side-car tells when a dump was taken.
+    """
+    ages = [
+        age
+        for call in calls
+        for rank in call.waiting
+        if (age := _age_ns(call, rank, dumps)) is not None
+    ]
+    return max(ages, default=None)
+
+
+def silent_s(dumps: Dumps) -> float:
+    """
+    For how long did no rank record anything, if that never was so before?
+
+    Args:
+        dumps: What the ranks recorded, and when each dump was taken.
+
+    Returns:
+        Seconds; 0 if such silences are normal in this job, or if it is not
+        known of each rank when its dump was taken.
+    """
+    if any(d.sidecar is None or not len(d.entries) for d in dumps):
+        return 0.0
+
+    ages = [d.written_ns - last_sign_ns(d) for d in dumps]
+    is_new = all(
+        age > _PAUSES * _longest_pause_ns(dump)
+        for age, dump in zip(ages, dumps, strict=True)
+    )
+    seconds = min(ages, default=0) / 1e9
+    return seconds if is_new and seconds >= _SHORTEST_SILENCE_S else 0.0
+
+
+def _age_ns(call: StuckCall, rank: int, dumps: Dumps) -> int | None:
+    dump = dumps[rank]
+    if dump.sidecar is None:
+        return None
+
+    return dump.written_ns - int(dump.entries.created_ns[call.waiting[rank]])
+
+
+def _longest_pause_ns(dump: RankDump) -> int:
+    gaps = np.diff(np.sort(dump.entries.created_ns))
+    return int(gaps.max(initial=0))
+
+
+def _earliest_ns(dump: RankDump) -> int:
+    """
+    How old a wait must be at least for the times to make sense.
+    """
+    # A side-car is written first; calls may come while the dump is taken.
+    return -_LONGEST_DUMP_NS if dump.sidecar else 0
+
+
+def _normal_ns(dump: RankDump, *, is_ended: bool) -> float:
+    """
+    How long the rank has been seen to go without a new call, or to wait.
+    """
+    e = dump.entries
+    asked = dump.sidecar is not None and dump.sidecar.reason in _ASKED
+    least = _LONGEST_ASKED_NS if asked or is_ended else 0
+    if len(e) < 8:
+        return least
+
+    gaps = np.diff(np.sort(e.created_ns))
+    took = (e.completed_ns - e.created_ns)[e.completed_ns > 0]
+    longest = max(
+        float(np.quantile(part, 0.95)) for part in (gaps, took) if len(part)
+    )
+    return max(min(longest, _LONGEST_NS), least)
+
+
+_STATES = ("scheduled", "started", "completed")
+
+
+def collective_of(job: Job, call: StuckCall) -> CollectiveRef:
+    """
+    What is a stuck call, by the record of a rank that waits in it?
+
+    Args:
+        job: What is known about the job.
+
+        call: One of those that are stuck.
+    """
+    for rank, row in call.waiting.items():
+        entries = job.dumps[rank].entries
+        if call.p2p or int(entries.seq[row]) == call.seq:
+            break
+
+    return CollectiveRef(
+        op=job.operation(rank, row).name, seq=call.seq, p2p=call.p2p
+    )
+
+
+def call_text(job: Job, call: StuckCall) -> str:
+    """
+    Name a stuck call: ``all_reduce #9 of group 'dp'``.
+
+    Args:
+        job: What is known about the job.
+
+        call: One of those that are stuck.
+    """
+    what = str(collective_of(job, call))
+    rank, row = next(iter(call.waiting.items()))
+    operation = job.operation(rank, row)
+    if operation.is_p2p:
+        order = job.membership.groups[call.group].order
+        what += (
+            f" from rank {order[operation.source]}"
+            f" to rank {order[operation.target]}"
+        )
+    return f"{what} of group {str(job.membership.groups[call.group].ref)!r}"
+
+
+def awaited_text(job: Job, call: StuckCall) -> str:
+    """
+    Name what is missing from a stuck call: itself, or the other end of it.
+
+    Args:
+        job: What is known about the job.
+
+        call: One of those that are stuck.
+    """
+    rank, row = next(iter(call.waiting.items()))
+    operation = job.operation(rank, row)
+    if not operation.is_p2p:
+        return call_text(job, call)
+
+    what = "the recv from" if operation.is_send else "the send to"
+    group = job.membership.groups[call.group].ref
+    return f"{what} rank {rank} in group {str(group)!r}"
+
+
+def record_evidence(
+    job: Job, rank: int, row: int, *, what: str = ""
+) -> Evidence:
+    """
+    Quote one record of one rank.
+
+    Args:
+        job: What is known about the job.
+
+        rank: Global rank.
+
+        row: Position of the record in its dump.
+
+        what: What it shows, to begin with.
+    """
+    dump = job.dumps[rank]
+    e = dump.entries
+    operation = job.operation(rank, row)
+    state = _STATES[int(e.state[row])]
+    if not operation.has_events:
+        state = "returned" if e.retired[row] else "in flight"
+    group = job.membership.groups[
+        job.membership.by_code[rank][int(e.group[row])]
+    ]
+    seq = e.p2p_seq[row] if operation.is_p2p else e.seq[row]
+    where = user_location(job.stack(rank, row))
+    return Evidence(
+        kind="dump",
+        source=dump.path,
+        location=f"rank {rank}, record {int(e.record_id[row])}",
+        quote=f"{what}{job.dumps.ops[e.op[row]]} #{seq} of group "
+        f"{str(group.ref)!r} ({state})" + (f" at {where}" if where else ""),
+    )

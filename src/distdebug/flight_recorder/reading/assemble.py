@@ -20,13 +20,18 @@ from numpy.typing import NDArray
 
 from ..._text import clean
 from ...errors import DumpFormatError
-from ..columns import Entries, Frame, GroupConfig, GroupStatus, RankDump
-from ..shapes import Shapes
+from ..columns import (
+    Entries,
+    Frame,
+    GroupConfig,
+    GroupStatus,
+    RankDump,
+    Shapes,
+)
 from ..sidecar import MOST_RANKS
 from .decode import LENGTHS, Message
-from .extract import COLUMNS
+from .extract import COLUMNS, SHAPE_TEXT
 from .files import DumpFile
-from .sizes import SHAPE_TEXT
 
 
 __all__ = ["Tables", "UnusableError", "infer_rank", "parse_frames"]

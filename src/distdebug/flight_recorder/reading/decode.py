@@ -22,10 +22,8 @@ import zlib
 
 from typing import Any, BinaryIO
 
-from .careful import load_plain
-from .extract import frames_of, tabulate
-from .header import KEYS, NotADumpError, describe
-from .limits import SIZE_LIMIT, limit_process
+from .extract import KEYS, NotADumpError, describe, frames_of, tabulate
+from .unpickle import SIZE_LIMIT, limit_process, load_plain
 
 
 __all__ = ["LENGTHS", "Message", "UnreadableError", "answer", "main", "pack"]

@@ -12,6 +12,7 @@ if something does not fit, each record is tried on its own.
 
 from __future__ import annotations
 
+import json
 import marshal
 import re
 import struct
@@ -19,15 +20,147 @@ import struct
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count, repeat
-from math import nan
+from math import nan, prod
 from operator import itemgetter
 from typing import Any
 
-from .plain import TEXT_LIMIT, WRONG, number, text
-from .sizes import check_shape, describe_shapes
+
+# What a value of the wrong kind raises, sooner or later.
+WRONG = (
+    *(AttributeError, KeyError, OverflowError, TypeError, ValueError),
+    struct.error,
+)
+
+# Longer names say nothing more.
+TEXT_LIMIT = 1000
 
 
-__all__ = ["COLUMNS", "STATES", "frames_of", "tabulate"]
+def text(value: Any) -> str:
+    """
+    A string, shortened if it is very long.
+    """
+    if not isinstance(value, str):
+        msg = "not a string"
+        raise TypeError(msg)
+
+    return value[:TEXT_LIMIT]
+
+
+def number(value: Any, *, bits: int = 63) -> int:
+    """
+    A whole number that fits into so many bits and a sign.
+    """
+    if not isinstance(value, int) or not -(1 << bits) <= value < 1 << bits:
+        msg = "not a number of this size"
+        raise TypeError(msg)
+
+    return value
+
+
+def sequence(value: Any) -> list[Any] | tuple[Any, ...]:
+    """
+    A list or tuple, whatever is in it.
+    """
+    if not isinstance(value, list | tuple):
+        msg = "not a list"
+        raise TypeError(msg)
+
+    return value
+
+
+# More do not fit into 64 bits; who says so is hostile.
+_MOST_ELEMENTS = 1 << 62
+
+_NUMBERS = r"\[(?:-?\d{1,19}(?:,-?\d{1,19})*)?\]"
+_STRING = r'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-f]{4}))*"'
+_SIZES = rf"\[(?:{_NUMBERS}(?:,{_NUMBERS})*)?\]"
+_DTYPES = rf"\[(?:{_STRING}(?:,{_STRING})*)?\]"
+
+# Input sizes, input types, output sizes, and output types.
+SHAPE_TEXT = re.compile(rf"\[{_SIZES},{_DTYPES},{_SIZES},{_DTYPES}\]")
+# In what is longer, the name of a type may have to be cut.
+_LONGEST = 1000
+
+write_shape = json.JSONEncoder(separators=(",", ":")).encode
+
+
+def describe_shapes(raws: Iterable[bytes]) -> dict[str, list[Any]]:
+    """
+    Write down some shapes.
+
+    Args:
+        raws: Each as a dump has it, by `marshal`.
+
+    Returns:
+        What is fit for JSON: *shapes*, the texts; *elements*, how many go in
+        and how many come out of each; *types*, which of *dtypes* each has;
+        and *dtypes*, the different types that go in and come out.
+    """
+    shapes, texts = [], []
+    for raw in raws:
+        shape = marshal.loads(raw)  # noqa: S302
+        written = _written(shape)
+        if len(written) > _LONGEST or not SHAPE_TEXT.fullmatch(written):
+            shape = check_shape(shape)
+            written = write_shape(shape)
+        shapes.append(shape)
+        texts.append(written)
+    dtypes: dict[Any, int] = {}
+    types = [
+        dtypes.setdefault((tuple(given), tuple(got)), len(dtypes))
+        for _, given, _, got in shapes
+    ]
+    return {
+        "shapes": texts,
+        "elements": [
+            [count_elements(shape[0]) for shape in shapes],
+            [count_elements(shape[2]) for shape in shapes],
+        ],
+        "types": types,
+        "dtypes": list(dtypes),
+    }
+
+
+def count_elements(sizes: Iterable[Sequence[int]]) -> int:
+    """
+    How many elements do these tensors have together, if that can be?
+    """
+    count = sum(map(prod, sizes))
+    return max(min(count, _MOST_ELEMENTS), -_MOST_ELEMENTS)
+
+
+def _written(raw: Any) -> str:
+    try:
+        return write_shape(raw)
+    except RecursionError:
+        return ""
+
+
+def check_shape(raw: Any) -> tuple[Any, ...]:
+    """
+    Look at every value of a shape, and cut long names.
+
+    Args:
+        raw: What a dump has.
+
+    Raises:
+        TypeError: It is something else.
+
+        ValueError: It has more or fewer parts.
+    """
+    sizes_in, dtypes_in, sizes_out, dtypes_out = raw
+    return (
+        _sizes(sizes_in),
+        [text(dtype) for dtype in sequence(dtypes_in)],
+        _sizes(sizes_out),
+        [text(dtype) for dtype in sequence(dtypes_out)],
+    )
+
+
+def _sizes(raw: Any) -> list[list[int]]:
+    # Truths are numbers, too, but not in JSON.
+    return [[int(number(n)) for n in sequence(size)] for size in sequence(raw)]
+
 
 Entry = dict[str, Any]
 
@@ -76,7 +209,7 @@ _KIND = (
 _SHAPE = ("input_sizes", "input_dtypes", "output_sizes", "output_dtypes")
 # What differs from record to record, beside its own number and that of the
 # collective, which is called differently in early formats.
-_NUMBERS = (
+_EXTRACT_NUMBERS = (
     *("p2p_seq_id", "op_id", "time_created_ns"),
     *("time_discovered_started_ns", "time_discovered_completed_ns"),
 )
@@ -177,7 +310,7 @@ def _columns(
         seq = "seq_id"
     kinds, kind = _interned(_raw_kinds(entries))
     shapes, shape = _interned(_raw_shapes(entries, strict=strict))
-    numbers = _fields(entries, "record_id", seq, *_NUMBERS)
+    numbers = _fields(entries, "record_id", seq, *_EXTRACT_NUMBERS)
     ids, seqs, p2p_seqs, op_ids, *times = zip(*numbers, strict=True)
     tables: dict[str, Any] = {
         "is_numbered": None not in ids,
@@ -317,3 +450,105 @@ def _or_zero(column: Sequence[Any]) -> Sequence[int]:
 
 def _packed(code: str, column: Sequence[Any]) -> bytes:
     return struct.pack(f"<{len(column)}{code}", *column)
+
+
+# What stands in a dump of some version, and in hardly any other file.
+KEYS = (
+    "comm_lib_version",
+    "entries",
+    "nccl_comm_state",
+    "nccl_version",
+    "pg_config",
+    "pg_status",
+    "profiling_name",
+    "record_id",
+    "seq_id",
+)
+
+
+class NotADumpError(Exception):
+    """
+    The file holds something else.
+    """
+
+
+def describe(value: Any) -> tuple[dict[str, Any], list[Any]]:
+    """
+    What does a dump say about itself, and which records does it hold?
+
+    Args:
+        value: What the file holds: a dictionary, or (up to torch 2.2) the
+            bare list of records.
+
+    Returns:
+        Version, configurations and counters of the process groups, fit for
+        JSON; and the records, unchecked.
+
+    Raises:
+        NotADumpError: *value* is something else.
+    """
+    if isinstance(value, list):
+        value = {"entries": value}
+        if not any(isinstance(e, dict) for e in value["entries"]):
+            msg = "it holds a list, but not of records"
+            raise NotADumpError(msg)
+
+    if not isinstance(value, dict) or not (
+        {"entries", "pg_config", "pg_status"} & value.keys()
+    ):
+        msg = "it does not hold what the Flight Recorder writes"
+        raise NotADumpError(msg)
+
+    entries = value.get("entries") or []
+    if not isinstance(entries, list):
+        msg = "its entries are not a list"
+        raise NotADumpError(msg)
+
+    version = value.get("version")
+    library = value.get("comm_lib_version") or value.get("nccl_version")
+    header = {
+        "version": version[:20] if isinstance(version, str) else "",
+        "comm_lib_version": library[:20] if isinstance(library, str) else "",
+        "configs": list(_configs(value.get("pg_config"))),
+        "status": dict(_status(value.get("pg_status"))),
+    }
+    return header, entries
+
+
+def _configs(data: Any) -> Iterator[tuple[str, str, str]]:
+    """
+    Name, description, and ranks of each group, as ``"[0, 1]"``.
+    """
+    for key, config in data.items() if isinstance(data, dict) else ():
+        if not isinstance(config, dict):
+            continue
+
+        ranks = config.get("ranks", "")
+        try:
+            if not isinstance(ranks, str):
+                ranks = str([number(rank, bits=31) for rank in ranks])
+            yield (
+                text(config.get("name", key)),
+                text(config.get("desc", "")),
+                ranks,
+            )
+        except WRONG:
+            continue
+
+
+def _status(data: Any) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """
+    The counters of each group, by its number in the process.
+    """
+    for key, status in data.items() if isinstance(data, dict) else ():
+        try:
+            yield (
+                number(int(key), bits=31),
+                tuple(
+                    # JSON has them as strings.
+                    number(int(status[f"last_{what}_collective"]))
+                    for what in ("enqueued", "started", "completed")
+                ),
+            )
+        except WRONG:
+            continue

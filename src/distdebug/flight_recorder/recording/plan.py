@@ -12,25 +12,390 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
+import stat
+import tempfile
 import time
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from ...errors import RecorderError
 from ...identity import identify
-from .folder import default_root
-from .settings import RecorderSettings, Setting
-from .variables import (
-    VARIABLES,
-    Variable,
-    lookup,
-    parse_version,
-    spellings,
+
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import pandas as pd
+
+_HEADERS = ("variable", "value", "action", "reason")
+
+
+class Setting(NamedTuple):
+    """
+    What becomes of one environment variable.
+
+    Attributes:
+        name: Name of the variable.
+
+        value: Its value afterwards; ``None`` if it is not there.
+
+        action: ``"set"`` by us, ``"kept"`` as it was, ``"unset"``, or
+            ``"ignored"`` because this torch does not know it.
+
+        reason: Why, in a few words.
+
+        is_harmful: Whether recording suffers from it.
+    """
+
+    name: str
+    value: str | None
+    action: Literal["set", "kept", "unset", "ignored"]
+    reason: str
+    is_harmful: bool = False
+
+
+class RecorderSettings(NamedTuple):
+    """
+    How recording is set up.
+
+    Attributes:
+        variables: Every variable that was considered.
+
+        dump_dir: Folder of the dumps.
+
+        dump_prefix: torch's own dumps are called this plus the rank.
+
+        pipe_prefix: A byte written to this plus ``RANK.pipe`` asks torch's
+            NCCL backend for a dump; ``""`` if there is no such pipe.
+
+        token: Starts every file name of this process; unique to it.
+    """
+
+    variables: tuple[Setting, ...]
+    dump_dir: Path
+    dump_prefix: str
+    pipe_prefix: str
+    token: str
+
+    @property
+    def request_prefix(self) -> str:
+        """
+        A byte written to this plus ``RANK.pipe`` asks *distdebug* for a dump.
+        """
+        return str(self.dump_dir / f"{self.token}_request_")
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """
+        What keeps recording from working as it should, one line each.
+        """
+        return tuple(
+            f"{s.name}={s.value}: {s.reason}"
+            for s in self.variables
+            if s.is_harmful
+        )
+
+    def to_exports(self) -> str:
+        """
+        The same settings as lines for a POSIX shell.
+
+        Returns:
+            ``export NAME=value`` and ``unset NAME`` lines, quoted so that
+            ``eval`` takes them as they are.
+        """
+        lines = []
+        for s in self.variables:
+            if s.action == "set" and s.value is not None:
+                lines.append(f"export {s.name}={shlex.quote(s.value)}\n")
+            elif s.action == "unset":
+                lines.append(f"unset {s.name}\n")
+        return "".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """
+        Plain data in the layout of ``distdebug env --json``.
+        """
+        records = self.to_records()
+        return {"dump_dir": str(self.dump_dir), "variables": records}
+
+    def to_records(self) -> list[dict[str, Any]]:
+        """
+        One plain dictionary per variable.
+        """
+        return [s._asdict() for s in self.variables]
+
+    def to_frame(self) -> pd.DataFrame:
+        """
+        The records as a data frame of *pandas*.
+
+        Raises:
+            MissingDependencyError: *pandas* is not installed.
+        """
+        from ..._showing import frame_of
+
+        return frame_of(self.to_records())
+
+    def _repr_pretty_(self, p: Any, cycle: bool) -> None:  # noqa: FBT001
+        p.text("..." if cycle else str(self))
+
+    def _repr_html_(self) -> str:
+        from ..._showing import Table, blocks_html
+
+        rows = [
+            (s.name, "-" if s.value is None else s.value, s.action, s.reason)
+            for s in self.variables
+        ]
+        table = Table(_HEADERS, rows, len(rows))
+        return blocks_html([f"Dumps go to {self.dump_dir}", table])
+
+    def __str__(self) -> str:
+        rows = [_HEADERS]
+        rows += [
+            (s.name, "-" if s.value is None else s.value, s.action, s.reason)
+            for s in self.variables
+        ]
+        widths = [max(len(row[i]) for row in rows) for i in range(3)]
+        table = "\n".join(
+            "  ".join([*map(str.ljust, row, widths), row[3]]) for row in rows
+        )
+        return f"Dumps go to {self.dump_dir}\n\n{table}"
+
+
+class Spelling(NamedTuple):
+    """
+    One name of a variable.
+
+    Attributes:
+        name: The name.
+
+        since: First torch that reads it.
+
+        until: First torch that no longer needs it.
+    """
+
+    name: str
+    since: tuple[int, int] = (0, 0)
+    until: tuple[int, int] = (999, 0)
+
+
+class Variable(NamedTuple):
+    """
+    One thing that can be set, under all its names.
+
+    Attributes:
+        key: What *distdebug* calls it.
+
+        spellings: Its names, the preferred one first.
+
+        meaning: What it does, in one line.
+    """
+
+    key: str
+    spellings: tuple[Spelling, ...]
+    meaning: str
+
+
+_NEW = (2, 8)
+
+# torch warns about the old names from 2.8 on, and does not need them from 2.11 on.
+_OLD = (2, 11)
+
+
+VARIABLES = (
+    Variable(
+        "buffer_size",
+        (
+            Spelling("TORCH_FR_BUFFER_SIZE", since=_NEW),
+            Spelling("TORCH_NCCL_TRACE_BUFFER_SIZE", until=_OLD),
+        ),
+        "how many calls each rank remembers",
+    ),
+    Variable(
+        "dump_prefix",
+        (
+            Spelling("TORCH_FR_DUMP_TEMP_FILE", since=_NEW),
+            Spelling("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", until=_OLD),
+        ),
+        "where torch writes its own dumps; it appends the rank",
+    ),
+    Variable(
+        "cpp_stacks",
+        (
+            Spelling("TORCH_FR_CPP_STACK", since=_NEW),
+            Spelling("TORCH_NCCL_TRACE_CPP_STACK", until=_OLD),
+        ),
+        "C++ frames in the stacks",
+    ),
+    Variable(
+        "symbolize",
+        (Spelling("TORCH_SYMBOLIZE_MODE"),),
+        "how C++ addresses become names; all but 'fast' can take minutes",
+    ),
+    Variable(
+        "dump_on_timeout",
+        (Spelling("TORCH_NCCL_DUMP_ON_TIMEOUT"),),
+        "NCCL: dump when a call times out",
+    ),
+    Variable(
+        "extra_dump",
+        (Spelling("TORCH_NCCL_EXTRA_DUMP_ON_EXEC", since=(2, 10)),),
+        "NCCL: also dump when the watchdog meets an error",
+    ),
+    Variable(
+        "pipe_prefix",
+        (
+            Spelling("TORCH_NCCL_DEBUG_INFO_PIPE_FILE"),
+            Spelling("TORCH_FR_DEBUG_INFO_PIPE_FILE", since=_NEW),
+        ),
+        "NCCL, XCCL: a pipe that asks for a dump; torch appends RANK.pipe",
+    ),
+    Variable(
+        "timing",
+        (Spelling("TORCH_NCCL_ENABLE_TIMING"),),
+        "NCCL: note when each call started, and how long it took",
+    ),
+    Variable(
+        "error_handling",
+        (Spelling("TORCH_NCCL_ASYNC_ERROR_HANDLING"),),
+        "NCCL: what happens after an error; 1 aborts before it dumps",
+    ),
+    Variable(
+        "monitoring",
+        (Spelling("TORCH_NCCL_ENABLE_MONITORING"),),
+        "NCCL: the thread that writes the dumps",
+    ),
+    Variable(
+        "blocking_wait",
+        (
+            Spelling("TORCH_NCCL_BLOCKING_WAIT"),
+            Spelling("NCCL_BLOCKING_WAIT"),
+        ),
+        "NCCL: wait on the host; no watchdog, and so no dump",
+    ),
 )
 
 
-__all__ = ["Options", "new_token", "plan_flight_recorder"]
+def parse_version(version: str | None) -> tuple[int, int] | None:
+    """
+    Which release of torch is that?
+
+    Args:
+        version: Such as ``"2.13.0+cpu"``.
+
+    Returns:
+        Major and minor number, or ``None`` if it is not a version.
+    """
+    match = re.match(r"(\d{1,4})\.(\d{1,4})", version or "")
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def spellings(
+    variable: Variable, version: tuple[int, int] | None
+) -> tuple[str, ...]:
+    """
+    Under which names does that torch read a variable?
+
+    Args:
+        variable: One of :data:`VARIABLES`.
+
+        version: Release of torch; ``None`` stands for all of them.
+
+    Returns:
+        The names, the preferred one first; none if that torch lacks it.
+    """
+    return tuple(
+        s.name
+        for s in variable.spellings
+        if version is None or s.since <= version < s.until
+    )
+
+
+def lookup(
+    variable: Variable, environ: Mapping[str, str]
+) -> tuple[str, str] | None:
+    """
+    What is a variable set to, and under which name?
+
+    Args:
+        variable: One of :data:`VARIABLES`.
+
+        environ: Environment variables.
+
+    Returns:
+        Name and value of the first spelling that is set, or ``None``.
+    """
+    for spelling in variable.spellings:
+        if spelling.name in environ:
+            return spelling.name, environ[spelling.name]
+    return None
+
+
+_REMEDY = "name a folder of your own with dump_dir= or DISTDEBUG_DUMP_DIR"
+
+
+def default_root() -> Path:
+    """
+    Below which folder do dumps go when nobody says where?
+
+    Returns:
+        A folder of this user in the system's temporary folder.
+    """
+    return Path(tempfile.gettempdir(), f"distdebug-{os.getuid()}").absolute()
+
+
+def unguessable_root() -> Path:
+    """
+    Where can dumps go if they cannot go where they should?
+
+    Returns:
+        A folder that nobody knows, and that is not there yet.
+    """
+    root = default_root()
+    return root.with_name(f"{root.name}-{os.urandom(8).hex()}")
+
+
+def make_folder(folder: Path) -> None:
+    """
+    Make the folder of the dumps, for its owner alone.
+
+    Anybody can guess :func:`default_root`, and make it first to read our
+    stacks or to have us write elsewhere.  There, every part must be ours.
+
+    Args:
+        folder: The folder.
+
+    Raises:
+        RecorderError: It cannot be made, or is not safe to use.
+    """
+    root = default_root()
+    try:
+        if root in (folder, *folder.parents):
+            for part in (*reversed(folder.parents), folder):
+                if root in (part, *part.parents):
+                    _make_private(part)
+        else:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as exc:
+        msg = f"cannot make the folder for dumps: {exc}"
+        raise RecorderError(msg, remedy=_REMEDY) from exc
+
+    if not os.access(folder, os.W_OK | os.X_OK):
+        msg = f"cannot write to the folder for dumps: {folder}"
+        raise RecorderError(msg, remedy=_REMEDY)
+
+
+def _make_private(folder: Path) -> None:
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        status = folder.lstat()
+        if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid():
+            return
+        msg = f"somebody else made the folder for dumps: {folder}"
+        raise RecorderError(msg, remedy=_REMEDY) from None
+
 
 DUMP_DIR = "DISTDEBUG_DUMP_DIR"
 

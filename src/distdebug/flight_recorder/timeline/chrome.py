@@ -13,11 +13,17 @@ from typing import Any
 
 import numpy as np
 
-from .arrows import Arrow, Place
-from .drawing import Drawing
-from .ends import End
-from .notes import Absence, Notes
-from .words import Kind, Words, say
+from .slices import (
+    Absence,
+    Arrow,
+    Drawing,
+    End,
+    Kind,
+    Notes,
+    Place,
+    Words,
+    say,
+)
 
 
 __all__ = ["ChromeFormat"]

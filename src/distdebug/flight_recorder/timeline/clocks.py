@@ -9,22 +9,175 @@ share a host pass that on to each other.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import reduce
+from typing import Any
 
+import attrs
 import numpy as np
 
 from numpy.typing import NDArray
 
-from ..analysis.membership import Group, Membership
-from ..analysis.operations import Signatures
+from ..._showing import Block, Lines, Shown
+from ..._text import clean, list_text, size_text
+from ...findings import as_plain
+from ...ranks import ranks_text
+from ..analysis.membership import Group, Membership, Signatures
+from ..analysis.progress import Stream, collective_streams
 from ..analysis.stragglers import clock_offsets_ns
-from ..analysis.streams import collective_streams
 from ..columns import Dumps
-from .model import HostClock
 
 
-__all__ = ["compare_clocks", "host_of", "rank_offsets"]
+# So many characters of a sentence may name ranks.
+_MOST_RANKS = 60
+
+
+@attrs.frozen(kw_only=True)
+class HostClock:
+    """
+    How is the clock of a host set, compared with that of the first rank?
+
+    Attributes:
+        host: The host; ``"rank 3"`` where a dump does not tell its host.
+
+        ahead_ns: By how much it is ahead; ``None`` if no call tells.
+
+        doubt_ns: How far off that may be; ``None`` likewise.
+
+        corrected: Whether its times were shifted: only where it is ahead or
+            behind by more than the doubt.
+    """
+
+    host: str
+    ahead_ns: int | None
+    doubt_ns: int | None
+    corrected: bool
+
+
+@attrs.frozen(kw_only=True)
+class Timeline(Shown):
+    """
+    What is in a timeline that was written.
+
+    Attributes:
+        path: The file.
+
+        size: Its size in bytes.
+
+        ranks: The ranks that are in it, ascending.
+
+        start_ns: The time that it calls zero, in nanoseconds since the epoch
+            by the clock of the first rank.
+
+        span_ns: From there to its end.
+
+        slices: How many calls are in it, one slice each.
+
+        tracks: How many tracks they lie on.
+
+        open: How many of the calls were not complete when their dump was taken;
+            a job that goes on has such calls, too.
+
+        unended: How many ended when nobody recorded.
+
+        late: How many times a last one to arrive is marked.
+
+        arrows: How many arrows join slices of the same call.
+
+        arrows_left_out: How many more there could be.
+
+        records_left_out: How many records of these ranks were not asked for.
+
+        clocks: How the clocks of the hosts are set, by their lowest rank.
+
+        undated: Ranks of which it is not known when their dump was taken, so
+            that their open calls reach to the newest record of the job.
+    """
+
+    path: str
+    size: int
+    ranks: tuple[int, ...]
+    start_ns: int
+    span_ns: int
+    slices: int
+    tracks: int
+    open: int
+    unended: int
+    late: int
+    arrows: int
+    arrows_left_out: int
+    records_left_out: int
+    clocks: tuple[HostClock, ...]
+    undated: tuple[int, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """
+        Plain data, for JSON.
+        """
+        return as_plain(self)
+
+    def _blocks_(self) -> Iterator[Block]:
+        what = f"{self.slices:,} calls of {_ranks_text(self.ranks)}"
+        span = f"{self.span_ns / 1e9:,.3f} s"
+        counts = (
+            f"{self.open:,} not complete when dumped",
+            _count(self.late, "late arrival"),
+            _count(self.arrows, "arrow"),
+            _count(self.tracks, "track"),
+        )
+        path, size = clean(self.path, limit=1000), size_text(self.size)
+        lines = [
+            f"{path}: {what} in {span} ({size})",
+            f"  {', '.join(counts)}",
+            f"  clocks: {_clocks_text(self.clocks)}",
+        ]
+        if self.unended:
+            lines.append(
+                f"  no end on record of {self.unended:,} calls: they are "
+                "drawn until the last rank arrived"
+            )
+        if self.undated:
+            lines.append(
+                "  when the dumps were taken is not known of "
+                f"{_ranks_text(self.undated)}"
+            )
+        if self.records_left_out or self.arrows_left_out:
+            lines.append(
+                f"  left out: {self.records_left_out:,} records that were not "
+                f"asked for, {self.arrows_left_out:,} arrows"
+            )
+        lines.append("  open it at https://ui.perfetto.dev")
+        yield Lines(lines)
+
+
+def _ranks_text(ranks: tuple[int, ...]) -> str:
+    text = ranks_text(ranks)
+    return text if len(text) <= _MOST_RANKS else f"{len(ranks):,} ranks"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _clocks_text(clocks: tuple[HostClock, ...]) -> str:
+    if len(clocks) < 2:
+        return "all ranks share one"
+
+    shifted = [
+        f"{clean(c.host)} {-c.ahead_ns / 1e6:+,.1f} ms "
+        f"(± {(c.doubt_ns or 0) / 1e6:,.1f})"
+        for c in clocks
+        if c.corrected and c.ahead_ns is not None
+    ]
+    unknown = [clean(c.host) for c in clocks if c.ahead_ns is None]
+    parts = [f"shifted {list_text(shifted)}"] if shifted else []
+    if unknown:
+        parts.append(f"not compared: {list_text(unknown)}")
+    agree = len(clocks) - len(shifted) - len(unknown)
+    # At least the one that the others are compared with.
+    parts.append(f"{agree} taken as they are")
+    return "; ".join(parts)
+
 
 # The newest calls that all members have on record are plenty.
 _MOST_CALLS = 200
@@ -205,3 +358,162 @@ def _intersect(
 
     both: NDArray[np.int64] = np.intersect1d(a, b, assume_unique=True)
     return both
+
+
+# So many arrivals are gathered before those in the same call are merged.
+_BATCH = 1 << 20
+_NEVER = 1 << 62
+
+Columns = dict[str, NDArray[np.int64]]
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Arrivals:
+    """
+    Every collective of the job, by group and number: one array per field.
+
+    Attributes:
+        group: The group, as index.
+
+        seq: Its number in the group.
+
+        first_ns: When the first rank arrived, by the common clock.
+
+        last_ns: When the last one did.
+
+        last_rank: Who that was.
+
+        end_ns: When the first rank noted its end; far away if none did.
+
+        count: How many ranks have it on record.
+    """
+
+    group: NDArray[np.int64]
+    seq: NDArray[np.int64]
+    first_ns: NDArray[np.int64]
+    last_ns: NDArray[np.int64]
+    last_rank: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
+    count: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.seq)
+
+    def find(
+        self, streams: Mapping[int, Stream], size: int
+    ) -> NDArray[np.int64]:
+        """
+        Which collective does each record of a rank stand for?
+
+        Args:
+            streams: The collectives of the rank, by group.
+
+            size: How many records it has.
+
+        Returns:
+            One position per record; -1 if it begins no collective.
+        """
+        call = np.full(size, -1, np.int64)
+        for group, stream in streams.items():
+            begin, end = np.searchsorted(self.group, [group, group + 1])
+            call[stream.row] = begin + np.searchsorted(
+                self.seq[begin:end], stream.seq
+            )
+        return call
+
+
+def gather_arrivals(
+    dumps: Dumps,
+    membership: Membership,
+    signatures: Signatures,
+    offsets: Mapping[int, int],
+    tick: Callable[[], object] = lambda: None,
+) -> Arrivals:
+    """
+    Go through all ranks and note who entered which collective when.
+
+    Memory grows with the number of collectives, not of records.
+
+    Args:
+        dumps: What the ranks recorded.
+
+        membership: The groups of the job.
+
+        signatures: What makes calls comparable.
+
+        offsets: By how much the times of each rank are to be set back.
+
+        tick: Called after each rank.
+
+    Returns:
+        When the ranks arrived, by the common clock.
+    """
+    found: list[Columns] = [_no_arrivals()]
+    waiting = 0
+    for dump in dumps:
+        streams = collective_streams(
+            dump, membership.by_code[dump.rank], signatures
+        )
+        entries, ahead = dump.entries, offsets[dump.rank]
+        ends = np.where(entries.completed_ns, entries.completed_ns, _NEVER)
+        for group, stream in streams.items():
+            created = entries.created_ns[stream.row] - ahead
+            ended = ends[stream.row] - ahead
+            found.append(_arrivals(group, stream, dump.rank, created, ended))
+            waiting += len(stream.seq)
+        if waiting >= _BATCH:
+            found, waiting = [_merged(found)], 0
+        tick()
+
+    return Arrivals(**_merged(found))
+
+
+def _no_arrivals() -> Columns:
+    return {f.name: np.empty(0, np.int64) for f in attrs.fields(Arrivals)}
+
+
+def _arrivals(
+    group: int,
+    stream: Stream,
+    rank: int,
+    arrived: NDArray[np.int64],
+    ended: NDArray[np.int64],
+) -> Columns:
+    size = len(arrived)
+    return {
+        "group": np.full(size, group, np.int64),
+        "seq": stream.seq,
+        "first_ns": arrived,
+        "last_ns": arrived,
+        "last_rank": np.full(size, rank, np.int64),
+        "end_ns": ended,
+        "count": np.ones(size, np.int64),
+    }
+
+
+def _merged(found: list[Columns]) -> Columns:
+    """
+    Put what was seen of the same collective into one row.
+    """
+    rows = {
+        name: np.concatenate([part[name] for part in found])
+        for name in found[0]
+    }
+    if not len(rows["seq"]):
+        return rows
+
+    order = np.lexsort((rows["last_ns"], rows["seq"], rows["group"]))
+    rows = {name: column[order] for name, column in rows.items()}
+    group, seq = rows["group"], rows["seq"]
+    is_new = (group[1:] != group[:-1]) | (seq[1:] != seq[:-1])
+    first = np.flatnonzero(np.r_[True, is_new])
+    last = np.r_[first[1:], len(seq)] - 1
+    return {
+        "group": group[first],
+        "seq": seq[first],
+        "first_ns": np.minimum.reduceat(rows["first_ns"], first),
+        "last_ns": rows["last_ns"][last],
+        "last_rank": rows["last_rank"][last],
+        "end_ns": np.minimum.reduceat(rows["end_ns"], first),
+        "count": np.add.reduceat(rows["count"], first),
+    }

@@ -25,11 +25,11 @@ from numpy.typing import NDArray
 from ..._text import clean
 from ...diagnosis.seen import seen_by
 from ...findings import Cause, Diagnosis, Location
-from ...flight_recorder.analysis.operations import Signatures
-from ...flight_recorder.analysis.p2p import Channel, Side, find_channels
+from ...flight_recorder.analysis.job import Channel, Side, find_channels
+from ...flight_recorder.analysis.membership import Signatures
+from ...flight_recorder.analysis.progress import collective_streams
 from ...flight_recorder.analysis.report import FlightReport
 from ...flight_recorder.analysis.stragglers import clock_offsets_ns
-from ...flight_recorder.analysis.streams import collective_streams
 from ...flight_recorder.columns import Frame
 from ...flight_recorder.tables import shape_texts
 from ..format import Section

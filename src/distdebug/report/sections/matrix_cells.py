@@ -20,12 +20,12 @@ from ...findings import Diagnosis
 from ...flight_recorder.analysis.membership import (
     Group,
     Membership,
+    Signatures,
     find_groups,
     group_status,
 )
-from ...flight_recorder.analysis.operations import Signatures
+from ...flight_recorder.analysis.progress import Stream, collective_streams
 from ...flight_recorder.analysis.report import FlightReport
-from ...flight_recorder.analysis.streams import Stream, collective_streams
 from ...flight_recorder.columns import COMPLETED, STARTED, Dumps, RankDump
 from ...flight_recorder.tables import shape_texts
 from ...ranks import ranks_text

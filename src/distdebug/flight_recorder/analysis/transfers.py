@@ -19,14 +19,10 @@ from numpy.typing import NDArray
 
 from ...findings import Cause, CollectiveRef, Finding
 from ...ranks import ranks_text
-from ..shapes import Shape
-from .evidence import record_evidence
-from .job import Job
-from .p2p import Channel, Side
-from .stuck import StuckCall
+from ..columns import Shape
+from .job import Channel, Job, Side
+from .stuck import StuckCall, record_evidence
 
-
-__all__ = ["find_pair_mismatches"]
 
 # How many calls before the stuck one are looked at, too.
 _LOOK_BACK = 16

@@ -17,13 +17,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import MissingDependencyError
-from .arrows import Arrow
-from .drawing import Drawing
-from .notes import Absence, Notes
-from .words import Kind, Words, say
+from .slices import Absence, Arrow, Drawing, Kind, Notes, Words, say
 
-
-__all__ = ["NativeFormat"]
 
 # One writer wrote all of it, so a text needs to be told once.
 _SEQUENCE = 1
