@@ -24,7 +24,7 @@ import pytest
 import distdebug
 
 from distdebug.debugger import connect
-from distdebug.debugger.client import there
+from distdebug.debugger.client import remote
 from distdebug.errors import DebuggerError, NodesError
 
 from .living import end, free_ports, having, wait_until
@@ -265,7 +265,7 @@ class TestSlurm:
         A relay whose client is cut off ends by itself; the next question
         starts another.
         """
-        monkeypatch.setattr(there, "_IDLE_S", 10)
+        monkeypatch.setattr(remote, "_IDLE_S", 10)
         with connect(**job, timeout_s=20) as client:
             client.list()
             cut = [p for p in having(RELAY) if p.name().startswith("srun")]

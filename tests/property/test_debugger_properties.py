@@ -11,13 +11,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from distdebug.debugger import Listing, listing_text, parse_command
-from distdebug.debugger.client.answers import Output, merge_outputs
 from distdebug.debugger.client.commands import SHORT, WORDS
-from distdebug.debugger.client.model import Process, Session, plain_text
-from distdebug.debugger.client.showing import news_text
-from distdebug.debugger.client.talking import meant_for_all
-from distdebug.debugger.selecting import is_selected
-from distdebug.debugger.wire import Feed, pack
+from distdebug.debugger.client.listing import news_text
+from distdebug.debugger.client.model import (
+    Output,
+    Process,
+    Session,
+    merge_outputs,
+    plain_text,
+)
+from distdebug.debugger.client.shell import meant_for_all
+from distdebug.debugger.protocol import Feed, is_selected, pack
 from distdebug.errors import DebuggerError, RankSyntaxError
 from distdebug.ranks import Mesh, parse_ranks, unfold_ranks
 

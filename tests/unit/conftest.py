@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from distdebug.debugger.inside.agent import listen
-from distdebug.debugger.wire import Feed, pack
+from distdebug.debugger.protocol import Feed, pack
 
 
 # What the test that runs has started, but for the decoder of dumps.

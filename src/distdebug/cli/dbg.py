@@ -16,10 +16,9 @@ from .output import print_json
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ..debugger.client.answers import Answers
     from ..debugger.client.commands import Command
     from ..debugger.client.connecting import DebugClient
-    from ..debugger.client.model import Listing
+    from ..debugger.client.model import Answers, Listing
     from ..nodes.stream import Talks
 
 
@@ -143,8 +142,7 @@ def run(args: argparse.Namespace) -> int:
         if commands:
             return _obey_all(client, commands, args)
 
-        from ..debugger.client.editing import line_editing
-        from ..debugger.client.shell import run_shell
+        from ..debugger.client.shell import line_editing, run_shell
 
         if _nodes(args) is None:
             _offer([p.pid for p in client.list()])
@@ -158,7 +156,7 @@ def _arm(args: argparse.Namespace) -> None:
     """
     Arm processes, and ask where they listen, unless a folder was named.
     """
-    from ..debugger.client.unprepared import arm_process
+    from ..debugger.client.attach import arm_process
 
     armed = [arm_process(pid) for pid in args.arm]
     for one in armed:
@@ -170,7 +168,7 @@ def _arm(args: argparse.Namespace) -> None:
 
 def _client(args: argparse.Namespace) -> DebugClient:
     from ..debugger.client.connecting import connect
-    from ..debugger.client.here import choose_folder, job_text
+    from ..debugger.client.local import choose_folder, job_text
 
     if (nodes := _nodes(args)) is not None:
         return connect(args.dir, nodes=nodes)
@@ -187,7 +185,7 @@ def _offer(armed: Iterable[int]) -> None:
     """
     Say how ranks of this node could be asked that cannot be so far.
     """
-    from ..debugger.client.unprepared import how_to_arm, unarmed_workers
+    from ..debugger.client.attach import how_to_arm, unarmed_workers
 
     for line in how_to_arm(unarmed_workers(armed)):
         warn(line)
@@ -245,8 +243,7 @@ def _obey_all(
 def _obey(
     client: DebugClient, text: str, command: Command, args: argparse.Namespace
 ) -> int:
-    from ..debugger.client.helping import help_text
-    from ..debugger.client.obeying import obey
+    from ..debugger.client.shell import help_text, obey
 
     if command.word in {"help", "quit", "detach"}:
         print(help_text(command.line) if command.word == "help" else "")
@@ -263,8 +260,8 @@ def _obey(
 
 
 def _show_list(client: DebugClient, command: Command) -> int:
-    from ..debugger.client.choosing import choose
-    from ..debugger.client.showing import listing_text
+    from ..debugger.client.calls import choose
+    from ..debugger.client.listing import listing_text
 
     listing = client.list()
     chosen = listing.processes

@@ -133,7 +133,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _of_debugger(args: argparse.Namespace) -> int:
-    from ..debugger.environment import job_environment
+    from ..debugger.protocol import job_environment
 
     variables = job_environment(post_mortem=args.post_mortem)
     if args.json:

@@ -17,7 +17,7 @@ from .output import print_json
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..debugger.ray_debugger.model import RayDebugSession
+    from ..debugger.ray_debugger.sessions import RayDebugSession
 
 
 __all__ = ["add_parser", "run"]
@@ -127,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from ..debugger.ray_debugger.checking import check_ray_debugger
+    from ..debugger.ray_debugger.checks import check_ray_debugger
 
     report = check_ray_debugger(
         args.ray,

@@ -11,42 +11,42 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .client.answers import Answers as Answers
-    from .client.answers import Output as Output
-    from .client.choosing import choose as choose
+    from .client.attach import arm_process as arm_process
+    from .client.attach import how_to_arm as how_to_arm
+    from .client.attach import unarmed_workers as unarmed_workers
+    from .client.calls import choose as choose
     from .client.commands import Command as Command
     from .client.commands import parse_command as parse_command
     from .client.connecting import DebugClient as DebugClient
     from .client.connecting import connect as connect
-    from .client.editing import line_editing as line_editing
-    from .client.helping import help_text as help_text
-    from .client.here import choose_folder as choose_folder
-    from .client.here import job_text as job_text
+    from .client.listing import listing_text as listing_text
+    from .client.local import choose_folder as choose_folder
+    from .client.local import job_text as job_text
+    from .client.model import Answers as Answers
     from .client.model import Listing as Listing
     from .client.model import LostNode as LostNode
+    from .client.model import Output as Output
     from .client.model import Process as Process
     from .client.model import Session as Session
     from .client.model import Silent as Silent
-    from .client.obeying import obey as obey
+    from .client.shell import help_text as help_text
+    from .client.shell import line_editing as line_editing
+    from .client.shell import obey as obey
     from .client.shell import run_shell as run_shell
-    from .client.showing import listing_text as listing_text
-    from .client.unprepared import arm_process as arm_process
-    from .client.unprepared import how_to_arm as how_to_arm
-    from .client.unprepared import unarmed_workers as unarmed_workers
-    from .environment import job_environment as job_environment
     from .inside.arming import arm as arm
     from .inside.arming import disarm as disarm
+    from .inside.breakpoints import post_mortem as post_mortem
+    from .inside.breakpoints import scope as scope
     from .inside.breakpoints import set_trace as set_trace
-    from .inside.crashes import post_mortem as post_mortem
-    from .inside.scopes import scope as scope
-    from .launchers.on_monarch import monarch_setup as monarch_setup
-    from .launchers.on_ray import ray_debugger_env as ray_debugger_env
-    from .launchers.on_ray import ray_debugger_setup as ray_debugger_setup
-    from .ray_debugger.checking import check_ray_debugger as check_ray_debugger
+    from .launchers import monarch_setup as monarch_setup
+    from .launchers import ray_debugger_env as ray_debugger_env
+    from .launchers import ray_debugger_setup as ray_debugger_setup
+    from .protocol import job_environment as job_environment
+    from .ray_debugger.checks import check_ray_debugger as check_ray_debugger
     from .ray_debugger.launch import launch_json as launch_json
     from .ray_debugger.launch import write_launch_json as write_launch_json
-    from .ray_debugger.model import RayDebuggerCheck as RayDebuggerCheck
-    from .ray_debugger.model import RayDebugSession as RayDebugSession
+    from .ray_debugger.sessions import RayDebuggerCheck as RayDebuggerCheck
+    from .ray_debugger.sessions import RayDebugSession as RayDebugSession
     from .ray_debugger.sessions import ray_debug_sessions as ray_debug_sessions
 else:
     from .._lazy import lazy_names

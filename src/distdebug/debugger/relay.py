@@ -28,12 +28,9 @@ from typing import Any
 import attrs
 
 from ..errors import DebuggerError
-from .client.calls import Peer
-from .client.here import Here, choose_folder
-from .client.outside import stacks_from_outside
-from .client.reach import Reached
-from .folders import socket_paths
-from .wire import Feed, WireError, pack
+from .client.calls import Peer, Reached
+from .client.local import Here, choose_folder, stacks_from_outside
+from .protocol import Feed, WireError, pack, socket_paths
 
 
 __all__ = ["VERSION", "main"]

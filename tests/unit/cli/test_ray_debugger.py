@@ -59,7 +59,7 @@ def test_check(monkeypatch, capsys, ok):
         return RayDebuggerCheck(checks=(Check("debugpy", ok, "found"),))
 
     monkeypatch.setattr(
-        "distdebug.debugger.ray_debugger.checking.check_ray_debugger", answer
+        "distdebug.debugger.ray_debugger.checks.check_ray_debugger", answer
     )
     options = ["--ray", "h:1", "--slurm", "7", "--login", "l", "--port", "5"]
 

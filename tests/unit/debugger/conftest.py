@@ -21,10 +21,10 @@ import pytest
 
 import distdebug
 
-from distdebug.debugger import arm, connect, disarm, folders
-from distdebug.debugger.client import unprepared
-from distdebug.debugger.inside import crashes, labels
-from distdebug.debugger.ray_debugger import asking
+from distdebug.debugger import arm, connect, disarm, protocol
+from distdebug.debugger.client import attach
+from distdebug.debugger.inside import breakpoints, settings
+from distdebug.debugger.ray_debugger import sessions
 from distdebug.processes import Worker
 
 
@@ -37,10 +37,10 @@ def folder(socket_folder, monkeypatch):
     Where this process listens, if it does; it knows nothing of itself.
     """
     # Labels and hooks are for the life of a program; a test must not leave any.
-    monkeypatch.setattr(labels, "_own", {})
-    monkeypatch.setattr(labels, "_mesh", {})
-    monkeypatch.setattr(labels, "_launcher", [])
-    monkeypatch.setattr(crashes, "_hooks", [sys.excepthook])
+    monkeypatch.setattr(settings, "_own", {})
+    monkeypatch.setattr(settings, "_mesh", {})
+    monkeypatch.setattr(settings, "_launcher", [])
+    monkeypatch.setattr(breakpoints, "_hooks", [sys.excepthook])
     yield socket_folder
     disarm()
 
@@ -65,7 +65,7 @@ def base(socket_folder, monkeypatch):
     for name in list(os.environ):
         if name.startswith(("TORCHELASTIC", "MASTER_", "SLURM_")):
             monkeypatch.delenv(name)
-    monkeypatch.setattr(folders, "base_folder", lambda: socket_folder)
+    monkeypatch.setattr(protocol, "base_folder", lambda: socket_folder)
     return socket_folder
 
 
@@ -189,7 +189,7 @@ def workers(monkeypatch):
         }
         found = [Worker(**{**usual, **row}) for row in rows]
         monkeypatch.setattr(
-            unprepared, "find_workers", lambda **_: asked.append(True) or found
+            attach, "find_workers", lambda **_: asked.append(True) or found
         )
         return asked
 
@@ -308,5 +308,5 @@ def cluster(monkeypatch):
         return SimpleNamespace(**{"status": 0, "complaint": b"", **said})
 
     monkeypatch.setitem(sys.modules, "ray", ray)
-    monkeypatch.setattr(asking, "run_process", run)
+    monkeypatch.setattr(sessions, "run_process", run)
     return found

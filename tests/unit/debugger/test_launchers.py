@@ -20,15 +20,15 @@ from distdebug.debugger import (
     arm,
     arm_process,
     how_to_arm,
+    launchers,
     monarch_setup,
     ray_debugger_env,
     ray_debugger_setup,
     set_trace,
     unarmed_workers,
 )
-from distdebug.debugger.client import unprepared
-from distdebug.debugger.inside import crashes
-from distdebug.debugger.launchers import on_monarch, on_ray
+from distdebug.debugger.client import attach
+from distdebug.debugger.inside import breakpoints
 from distdebug.errors import DebuggerError
 from distdebug.processes import Worker
 
@@ -40,7 +40,7 @@ def folder(folder, monkeypatch):
     """
     monkeypatch.setattr(sys, "breakpointhook", sys.breakpointhook)
     # It is at a fixed place, where jobs of the user may listen.
-    for module in (on_ray, on_monarch, unprepared):
+    for module in (launchers, launchers, attach):
         monkeypatch.setattr(module, "base_folder", lambda: folder)
     return folder
 
@@ -219,7 +219,7 @@ class TestRay:
         """
         monkeypatch.setenv("RAY_DEBUG_POST_MORTEM", wanted)
         hooks = [sys.excepthook] * is_debugged
-        monkeypatch.setattr(crashes, "_hooks", hooks)
+        monkeypatch.setattr(breakpoints, "_hooks", hooks)
 
         ray_debugger_setup()
         held = hold(failing(ray.rpdb._post_mortem))
@@ -314,8 +314,8 @@ def monarch(monkeypatch):
     sys.modules["monarch._src.actor"].actor_mesh = mesh
     # What it knows of Monarch is for the life of a program.
     for name in ("_handled", "_latest", "_replaced", "_wanted"):
-        kind = type(getattr(on_monarch, name))
-        monkeypatch.setattr(on_monarch, name, kind())
+        kind = type(getattr(launchers, name))
+        monkeypatch.setattr(launchers, name, kind())
     return SimpleNamespace(Actor=Actor, current=current, notes=notes)
 
 
@@ -400,7 +400,7 @@ class TestMonarch:
         """
         An endpoint that fails is looked at by us, not by Monarch.
         """
-        monkeypatch.setattr(crashes, "_hooks", [])
+        monkeypatch.setattr(breakpoints, "_hooks", [])
         monarch_setup(post_mortem=wanted)
         actor = monarch.Actor()
         actor._prepare(message(Place(0, dp=0)))
@@ -460,7 +460,7 @@ def ask(monkeypatch):
                 status=status, complaint="Trace\nNo: \x1b[1m"
             )
 
-        monkeypatch.setattr(unprepared, "run_tool", run)
+        monkeypatch.setattr(attach, "run_tool", run)
 
     return decide
 

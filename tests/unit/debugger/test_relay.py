@@ -29,7 +29,7 @@ from distdebug.debugger import (
     connect,
     relay,
 )
-from distdebug.debugger.client import there
+from distdebug.debugger.client import remote
 from distdebug.errors import DebuggerError, NodesError
 from distdebug.nodes import Channel
 
@@ -524,7 +524,7 @@ class TestNodes:
         nodes.folders["slow"] = nodes.folders["a"]
         nodes.says["slow"] = b""
         monkeypatch.setattr(
-            there.reach_nodes,
+            remote.reach_nodes,
             "__kwdefaults__",
             {"timeout_s": 2.0, "open_s": 0.2},
         )

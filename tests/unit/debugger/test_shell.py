@@ -29,7 +29,7 @@ from distdebug.debugger import (
     parse_command,
     run_shell,
 )
-from distdebug.debugger.client import talking
+from distdebug.debugger.client import shell
 from distdebug.errors import DebuggerError
 
 
@@ -155,8 +155,8 @@ def job(monkeypatch):
     """
     A job of four ranks, without waiting.
     """
-    monkeypatch.setattr(talking, "_FOLLOW_S", 0.05)
-    monkeypatch.setattr(talking, "_POLL_S", 0.01)
+    monkeypatch.setattr(shell, "_FOLLOW_S", 0.05)
+    monkeypatch.setattr(shell, "_POLL_S", 0.01)
     return Job()
 
 

@@ -11,14 +11,21 @@ from typing import Any, NamedTuple
 import attrs
 
 from ...ranks import RankSelection
-from .answers import Answers, Output
-from .calls import Peer, ask_all
-from .choosing import choose
-from .here import unreadable_told
-from .lending import sources_to_lend
-from .model import Listing, LostNode, Process, Session, Silent
-from .reach import Reach
-from .reading import outputs_of, process_key, process_of, read_output
+from .calls import Peer, Reach, ask_all, choose, sources_to_lend
+from .local import unreadable_told
+from .model import (
+    Answers,
+    Listing,
+    LostNode,
+    Output,
+    Process,
+    Session,
+    Silent,
+    outputs_of,
+    process_key,
+    process_of,
+    read_output,
+)
 
 
 __all__ = ["Ranks"]

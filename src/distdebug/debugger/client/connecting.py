@@ -8,28 +8,77 @@ import os
 
 from collections.abc import Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 
 from ...errors import DebuggerError
 from ...ranks import RankSelection
-from ..folders import base_folder
-from .answers import Answers
+from ..protocol import base_folder
 from .asking import Ranks
-from .attaching import Attached
-from .choosing import choose_session, choose_workers
-from .here import Here, choose_folder, unreadable_told
-from .model import Listing
-from .outside import stacks_of_unarmed
-from .there import reach_nodes
+from .calls import choose_session, choose_workers
+from .local import Here, choose_folder, stacks_of_unarmed, unreadable_told
+from .model import Answers, Listing, Output, Process, Session, ranks_told
+from .remote import reach_nodes
 
 
 if TYPE_CHECKING:
     from ...nodes.stream import Talks
 
 
-__all__ = ["DebugClient", "connect"]
+@attrs.frozen
+class Attached:
+    """
+    One thread of one rank, talked to alone.
+
+    Args:
+        ranks: All that can be asked.
+
+        process: The process.
+
+        session: Its thread.
+    """
+
+    ranks: Ranks
+    process: Process
+    session: Session
+
+    def send(self, line: str, *, wait_s: float = 5.0) -> Output:
+        """
+        Let it obey one command of pdb.
+
+        Args:
+            line: The command; an empty one repeats the last.
+
+            wait_s: How long to wait until it stops again, in seconds.
+
+        Returns:
+            What it printed, and whether it is stopped, running, or goes on.
+
+        Raises:
+            DebuggerError: It does not answer.
+        """
+        return self._ask({"op": "command", "line": line, "wait": wait_s})
+
+    def last(self) -> Output:
+        """
+        Ask what it printed last, which tells where it is.
+
+        Raises:
+            DebuggerError: It does not answer.
+        """
+        return self._ask({"op": "last", "wait": 0.0})
+
+    def _ask(self, request: dict[str, Any]) -> Output:
+        answers = self.ranks.ask_sessions(
+            [(self.process, self.session)], request
+        )
+        for output in answers.outputs:
+            return output
+
+        msg = f"{ranks_told([self.process.rank])} does not answer"
+        raise DebuggerError(msg, remedy="see: list")
+
 
 _Ranks = RankSelection | str | None
 

@@ -6,30 +6,17 @@ Whatever a rank sent is cleaned here: it is shown on terminals.
 
 from __future__ import annotations
 
+import re
+
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import attrs
 
 from ..._showing import Block, Lines, Shown, Table
-from ..._text import without_controls
+from ..._text import clean, list_text, without_controls
 from ...ranks import fold_ranks
-
-
-__all__ = [
-    "IDLE",
-    "Listing",
-    "LostNode",
-    "Process",
-    "Session",
-    "Silent",
-    "loss_lines",
-    "plain_text",
-    "ranks_shown",
-    "ranks_told",
-    "silence_lines",
-]
 
 
 _MOST_ROWS = 10_000
@@ -374,3 +361,435 @@ def _idleness(hosts: Sequence[str]) -> Iterable[str]:
     if hosts:
         more = f", and {len(hosts) - 8} more" if len(hosts) > 8 else ""
         yield f"nobody listens on {', '.join(hosts[:8])}{more}"
+
+
+_MOST_LINES = 10_000
+
+
+@attrs.frozen(kw_only=True)
+class Output:
+    """
+    What one rank answered.
+
+    Attributes:
+        group: Its group.
+
+        rank: Its rank; None where no launcher tells.
+
+        name: What else tells it from others of this rank; mostly empty.
+
+        text: What it printed, or why it could not.
+
+        state: ``"stopped"``, ``"running"``, ``"ended"`` if it goes on without
+            us, or ``""`` for a question that stops nobody.
+
+        is_error: Whether it could not do what was asked.
+
+        key: Which thread; ``""`` for the whole process.
+    """
+
+    group: str
+    rank: int | None
+    name: str = ""
+    text: str = ""
+    state: str = ""
+    is_error: bool = False
+    key: str = ""
+
+    @property
+    def shown(self) -> str:
+        """
+        The text, and what cannot be told from it.
+        """
+        note = {"running": "(still running)", "ended": "(goes on)"}
+        parts = [self.text.rstrip("\n")]
+        if not self.is_error:
+            parts.append(note.get(self.state, ""))
+        text = "\n".join(part for part in parts if part)
+        return f"*** {text}" if self.is_error else text
+
+
+@attrs.frozen(kw_only=True)
+class Answers(Shown):
+    """
+    What many ranks answered to one question.
+
+    Attributes:
+        outputs: What each said, by group and rank.
+
+        not_stopped: Ranks that were selected, but are not stopped.
+
+        silent: The processes that did not answer in time.
+
+        lost: The nodes that could not be asked.
+
+        notes: What else there is to say.
+    """
+
+    outputs: tuple[Output, ...] = ()
+    not_stopped: tuple[Process, ...] = ()
+    silent: tuple[Silent, ...] = ()
+    lost: tuple[LostNode, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """
+        Plain data.
+        """
+        return attrs.asdict(self)
+
+    def _blocks_(self) -> Iterable[Block]:
+        groups = {o.group for o in self.outputs}
+        several = len(groups | {p.group for p in self.not_stopped}) > 1
+        parts = [
+            _merged(who, text)
+            for who, text in merge_outputs(self.outputs, groups=several)
+        ]
+        if self.not_stopped:
+            parts.append(_not_stopped(self.not_stopped, groups=several))
+            parts.append(_how_to_stop(self.not_stopped[0], groups=several))
+        lines = [
+            *parts,
+            *silence_lines(self.silent),
+            *loss_lines(self.lost),
+            *self.notes,
+        ]
+        yield Lines("\n".join(lines).split("\n"), most=_MOST_LINES)
+
+
+def _not_stopped(processes: Iterable[Process], *, groups: bool) -> str:
+    """
+    Most of them wait at the same line for the others.
+    """
+    by_place: dict[tuple[str, str], list[int | None]] = {}
+    for p in processes:
+        group = f"{p.group} " if groups else ""
+        place = clean(f"at {p.file}:{p.line} in {p.function}")
+        by_place.setdefault((group, place), []).append(p.rank)
+    where = [
+        f"{group}{ranks_told(ranks)} ({place})"
+        for (group, place), ranks in by_place.items()
+    ]
+    return f"selected but not stopped: {list_text(where, most=8)}"
+
+
+def _how_to_stop(process: Process, *, groups: bool) -> str:
+    group = f"{process.group} " if groups else ""
+    rank = ":" if process.rank is None else process.rank
+    return f"to stop one that runs: interrupt {group}ranks({rank})"
+
+
+def merge_outputs(
+    outputs: Iterable[Output], *, groups: bool = False
+) -> tuple[tuple[str, str], ...]:
+    """
+    Who said the same?
+
+    Args:
+        outputs: What each rank said.
+
+        groups: Whether to name the group of each rank.
+
+    Returns:
+        Who, as folded ranks, and what they said.  What few said comes first,
+        because that is the odd one.
+    """
+    same: dict[str, list[Output]] = {}
+    for output in outputs:
+        same.setdefault(output.shown, []).append(output)
+    return tuple(
+        (_who(group, groups=groups), text)
+        for text, group in sorted(same.items(), key=_oddness)
+    )
+
+
+def _oddness(item: tuple[str, list[Output]]) -> tuple[int, int]:
+    _, outputs = item
+    rank = outputs[0].rank
+    return len(outputs), -1 if rank is None else rank
+
+
+def _who(outputs: Iterable[Output], *, groups: bool) -> str:
+    plain: dict[str, list[int | None]] = {}
+    for output in outputs:
+        name = output.name and f" {output.name}"
+        group = f"{output.group} " if groups else ""
+        plain.setdefault(f"{group}%s{name}", []).append(output.rank)
+    return ", ".join(
+        name % ranks_shown(ranks) for name, ranks in plain.items()
+    )
+
+
+def _merged(who: str, text: str) -> str:
+    if "\n" not in text:
+        return f"[{who}] {text}".rstrip()
+
+    lines = "\n".join(f"  {line}" for line in text.split("\n"))
+    return f"[{who}]\n{lines}"
+
+
+_MOST_NUMBER = 1 << 62
+
+_OWN = "/distdebug/debugger/inside/"
+# Where a package is installed tells nothing; which one it is does.
+_LIBRARIES = re.compile(r".*/(?:site-packages|dist-packages)/")
+
+
+# Where Python, Ray, and Monarch run the work of a process.
+_WORK = frozenset(
+    {
+        "MainThread",
+        "AsyncIO Thread: default",
+        "monarch-actor-driver",
+        "monarch-actor-event-loop",
+    }
+)
+
+
+class Known(NamedTuple):
+    """
+    Whom a relay knows on its node.
+
+    Attributes:
+        folder: Where their sockets are.
+
+        ranks: The process and the user of each, by the name of its socket.
+
+        silent: Processes that do not answer it.
+    """
+
+    folder: str
+    ranks: Mapping[str, tuple[int, int]]
+    silent: tuple[int, ...]
+
+
+def ranks_known(answer: Mapping[str, Any]) -> Known | None:
+    """
+    Whom does a relay know?
+
+    Args:
+        answer: What it said to ``who``.
+
+    Returns:
+        Them; ``None`` if it is no answer to that.
+    """
+    ranks, silent = answer.get("ranks"), answer.get("silent")
+    if not isinstance(ranks, dict) or not isinstance(silent, list):
+        return None
+
+    known = {
+        name: (told[0], told[1])
+        for name, told in ranks.items()
+        if name.isprintable()
+        and isinstance(told, list)
+        and list(map(type, told)) == [int, int]
+    }
+    return Known(
+        folder=_text(answer, "folder"),
+        ranks=known,
+        silent=tuple(pid for pid in silent if type(pid) is int),
+    )
+
+
+def texts_told(answer: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """
+    What does a relay say of processes that do not answer?
+
+    Args:
+        answer: What it said to ``outside``, if anything.
+
+    Returns:
+        Some texts, of some lines each.
+    """
+    return tuple(map(plain_text, _list((answer or {}).get("told"))))
+
+
+def outputs_of(answer: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """
+    What did a process say of one of its threads?
+
+    Args:
+        answer: What it said of several.
+
+        key: Which thread is meant.
+
+    Returns:
+        That, or all that it said, if it tells nothing of this one.
+    """
+    told = _mapping(answer.get("stops")).get(key)
+    return told if isinstance(told, dict) else answer
+
+
+def process_key(process: Process, answer: Mapping[str, Any]) -> object:
+    """
+    What tells a process from all others?
+
+    Args:
+        process: The process.
+
+        answer: What it said to ``list``.
+    """
+    start = _mapping(answer.get("process")).get("start")
+    return process.host, process.pid, str(start)
+
+
+def process_of(path: str, answer: Mapping[str, Any]) -> Process:
+    """
+    Which process answered?
+
+    Args:
+        path: Its socket.
+
+        answer: What it said to ``list``.
+
+    Returns:
+        The process, with the threads that are held.
+    """
+    process = _mapping(answer.get("process"))
+    return Process(
+        path=path,
+        **_labels(process),
+        host=_text(process, "host"),
+        pid=_number(process, "pid"),
+        sessions=tuple(
+            _session(_mapping(stop)) for stop in _list(answer.get("stops"))
+        ),
+        **_place(_mapping(answer.get("main"))),
+    )
+
+
+def _session(stop: Mapping[str, Any]) -> Session:
+    return Session(
+        key=str(stop.get("key")),
+        number=_number(stop, "number"),
+        thread=_text(stop, "thread"),
+        reason=_text(stop, "reason"),
+        state=_text(stop, "state"),
+        left_s=_number(stop, "left_s"),
+        patience_left_s=_known(stop, "patience_left_s"),
+        labels=_labels(stop["labels"]) if stop.get("labels") else None,
+        **_place(stop),
+    )
+
+
+def _labels(data: object) -> dict[str, Any]:
+    labels = _mapping(data)
+    coords = _mapping(labels.get("coords"))
+    return {
+        "group": _text(labels, "group") or "job",
+        "rank": _rank(labels),
+        "coords": {clean(str(k)): _number(coords, k) for k in coords},
+    }
+
+
+def _rank(data: Mapping[str, Any]) -> int | None:
+    return _known({"rank": 0, **data}, "rank")
+
+
+def _known(data: Mapping[str, Any], name: str) -> int | None:
+    return None if data.get(name) is None else _number(data, name)
+
+
+def _place(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "function": _text(data, "function"),
+        "file": _text(data, "file"),
+        "line": _number(data, "line"),
+    }
+
+
+def read_output(
+    process: Process,
+    answer: Mapping[str, Any],
+    *,
+    session: Session | None = None,
+) -> Output:
+    """
+    What did a process, or one of its threads, answer?
+
+    Args:
+        process: Who.
+
+        answer: What it said.
+
+        session: Which thread was asked, if one was.
+
+    Returns:
+        Its output.
+    """
+    error = answer.get("error")
+    if "threads" in answer:
+        text = stack_text(answer["threads"])
+    else:
+        text = plain_text(error or answer.get("output") or "").rstrip("\n")
+    # One rank may be held in several threads.
+    is_main = session is None or session.thread in _WORK
+    return Output(
+        group=process.group,
+        rank=process.rank,
+        name=process.name if is_main or session is None else session.thread,
+        text=text,
+        state=_text(answer, "state"),
+        is_error=error is not None,
+        key="" if session is None else session.key,
+    )
+
+
+def stack_text(threads: object) -> str:
+    """
+    How do the stacks of one process read?
+
+    Args:
+        threads: What it said to ``stack``.
+
+    Returns:
+        The lines, as in a traceback: the innermost last.
+    """
+    parts = []
+    for thread in map(_mapping, _list(threads)):
+        parts.append(f"{_text(thread, 'thread')}:")
+        frames = [*_of_the_job(reversed(_list(thread.get("frames"))))]
+        parts += _frame_lines(frames) or ["  in the debugger; cast it: where"]
+    return "\n".join(parts)
+
+
+def _of_the_job(frames: Iterable[Any]) -> Iterable[Any]:
+    """
+    The frames, outermost first, up to where the debugger holds the thread.
+    """
+    for frame in frames:
+        if _OWN in _text(_mapping(frame), "file"):
+            return
+        yield frame
+
+
+def _frame_lines(frames: Iterable[Any]) -> list[str]:
+    lines = []
+    for frame in map(_mapping, frames):
+        file = _LIBRARIES.sub("", _text(frame, "file"))
+        place = f"{file}:{_number(frame, 'line')}"
+        lines.append(f"  {place} in {_text(frame, 'function')}")
+        if code := _text(frame, "code"):
+            lines.append(f"    {code}")
+    return lines
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _text(data: Mapping[str, Any], name: str) -> str:
+    return clean(str(data.get(name) or ""), limit=1000)
+
+
+def _number(data: Mapping[str, Any], name: str) -> int:
+    value = data.get(name)
+    if not isinstance(value, int | float):
+        return 0
+
+    # JSON, as Python reads it, knows infinite numbers and such that are none.
+    return int(value) if abs(value) < _MOST_NUMBER else 0

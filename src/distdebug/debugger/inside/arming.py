@@ -16,21 +16,29 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...errors import DebuggerError
-from ..folders import job_folder, make_folder, socket_path
-from .agent import finish_answers, forget_clients, listen, serve
-from .labels import describe_process, set_labels
-from .patience import raise_timeouts, restore_timeouts
-from .pending import cancel_interrupt
+from ..protocol import job_folder, make_folder, socket_path
+from .agent import (
+    Opened,
+    cancel_interrupt,
+    close_own,
+    finish_answers,
+    forget_clients,
+    is_own,
+    listen,
+    opened,
+    serve,
+)
 from .prompt import release_thread
 from .settings import (
+    describe_process,
     is_off,
     is_post_mortem_wanted,
     is_wanted,
     pause_limit_s,
     say_once,
+    set_labels,
 )
-from .sockets import Opened, close_own, is_own, opened
-from .stops import after_fork, close_stops
+from .stops import after_fork, close_stops, raise_timeouts, restore_timeouts
 
 
 __all__ = ["arm", "disarm", "is_armed", "is_to_stop", "ready_to_stop"]
@@ -103,8 +111,8 @@ def arm(  # noqa: PLR0913 each can be left out
         return None
 
     # At a breakpoint, it may be too late to open files.
+    from . import breakpoints as crashes
     from . import breakpoints as stopping
-    from . import crashes
 
     set_labels(labels, mesh)
     pause_limit_s()  # which tells of a mistake now, and not at the first stop

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 
 from ...identity import current_identity
 from .arming import arm
-from .labels import label_by
+from .settings import label_by
 
 
 __all__ = ["begin"]
@@ -58,7 +58,7 @@ def begin() -> bool:
         return False
 
     if program.endswith(_RAY_WORKER):
-        from ..launchers.on_ray import ray_labels
+        from ..launchers import ray_labels
 
         label_by(ray_labels)
     os.environ[_MARK] = f"{os.getpid()} {mark}"

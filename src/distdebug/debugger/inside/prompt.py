@@ -9,26 +9,363 @@ of somebody else is at work; and whatever fails in it, the program goes on.
 from __future__ import annotations
 
 import bdb
+import ctypes
 import io
+import linecache
+import os
+import pdb  # noqa: T100 this is what it is for
+import re
 import sys
 import threading
 import traceback
 import weakref
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
-from .looking import is_users
-from .obeying import CommandEnded, Obeying
+from .frames import CommandEnded, Obeying, is_users, pretty_text, value_text
 from .settings import DEFAULT_LIMIT_S, say
-from .stops import Stop, open_stop
-from .words import Words
+from .stops import Stop, open_stop, open_stops
 
 
-__all__ = ["Prompt", "current_prompt", "prompts", "release_thread"]
+_MOST_FRAMES = 200
+# A comprehension may begin on any line.
+_ANYWHERE = frozenset(
+    {"<module>", "<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"}
+)
+_START = re.compile(r"\s*(?:@|async\s|def\s|class\s)|.*\blambda\b")
+
+
+def is_source_missing(filename: str) -> bool:
+    """
+    Is the source of a file unknown here?
+
+    Args:
+        filename: The file, as code names it.
+
+    Returns:
+        Whether it can be neither read nor remembered.
+    """
+    if filename.startswith("<") or linecache.cache.get(filename):
+        return False
+
+    return not (os.path.exists(filename) or linecache.getlines(filename))  # noqa: PTH110 it may be any text
+
+
+def missing_files() -> list[str]:
+    """
+    Which files are named by the code that runs here, and are not here?
+
+    Returns:
+        Their names, each once.
+    """
+    names = {code.co_filename for code in _running_code()}
+    return sorted(name for name in names if is_source_missing(name))
+
+
+def take_source(filename: str, text: str) -> str:
+    """
+    Remember the source of a file that is not here.
+
+    Args:
+        filename: The file, as code that runs here names it.
+
+        text: Its content, as a client has it.
+
+    Returns:
+        ``""``, or why it was not taken.
+    """
+    if filename not in missing_files():
+        return "no code that runs here misses this file"
+
+    lines = text.splitlines(keepends=True)
+    for code in _running_code():
+        first = code.co_firstlineno
+        if code.co_filename != filename or code.co_name in _ANYWHERE:
+            continue
+        # Another version of the file would show lines that never ran.
+        if not (first <= len(lines) and _START.match(lines[first - 1])):
+            return f"line {first} is not where {code.co_name} begins"
+
+    # Without a time, linecache does not look whether the file has changed.
+    linecache.cache[filename] = (len(text), None, lines, filename)
+    return ""
+
+
+def _running_code() -> Iterator[CodeType]:
+    """
+    Look at what runs, and at what ran before it failed.
+    """
+    for stop in open_stops():
+        yield from (frame.f_code for frame, _ in stop.failed)
+    for innermost in sys._current_frames().values():  # noqa: SLF001 there is no other way
+        frame: FrameType | None = innermost
+        for _ in range(_MOST_FRAMES):
+            if frame is None:
+                break
+            yield frame.f_code
+            frame = frame.f_back
+
+
+_STEPS = frozenset(
+    {"s", "step", "n", "next", "r", "return", "unt", "until", "j", "jump"}
+    | {"debug", "run", "restart"}
+)
+
+_MOST = 100  # exceptions of a chain
+
+
+class Words(pdb.Pdb):
+    """
+    A debugger that needs no terminal.
+    """
+
+    is_dead = False
+    is_aborted = False
+    examined: BaseException | None = None
+
+    def onecmd(self, line: str) -> bool:
+        """
+        Obey one line; but step only where something runs.
+        """
+        word = line.split(maxsplit=1)[0] if line.split() else ""
+        if self.is_dead and word in _STEPS:
+            self.error(
+                f"{word}: this is post mortem, nothing runs here; "
+                "continue lets the exception go on"
+            )
+            return False
+
+        try:
+            return super().onecmd(line)
+        except Exception as exc:  # noqa: BLE001 nobody shall be let go by it
+            self.error(f"{type(exc).__name__}: {exc}")
+            return False
+
+    def default(self, line: str) -> None:
+        """
+        Execute a statement in the frame that is looked at.
+        """
+        super().default(line)
+        _write_back(self.curframe)
+
+    def lookupmodule(self, filename: str) -> str | None:
+        """
+        Find a file that is named in a command, also one that a client sent.
+        """
+        if linecache.cache.get(filename):
+            return filename
+
+        return super().lookupmodule(filename)
+
+    def checkline(self, filename: str, lineno: int, *args: Any) -> Any:
+        """
+        Find out whether there can be a breakpoint at a line.
+        """
+        if self._is_missing(filename):
+            return 0
+        count = len(linecache.getlines(filename))
+        if 0 < count < lineno:
+            self.error(f"{filename} has {count} lines, and no line {lineno}")
+            return 0
+        return super().checkline(filename, lineno, *args)
+
+    def _is_missing(self, filename: str) -> bool:
+        """
+        Say why lines of a file are not known, if they are not.
+        """
+        if not is_source_missing(filename):
+            return False
+
+        self.error(
+            f"{filename} is not on this node, and no client has sent it: "
+            "if dbg is started in its folder, list and breakpoints work after "
+            "the command list of that"
+        )
+        return True
+
+    def do_list(self, arg: str) -> Any:
+        """l(ist) [first[, last] | .]
+
+        List the source around the line.
+        """
+        if not self._is_missing(self._file()):
+            return super().do_list(arg)
+        return None
+
+    def do_longlist(self, arg: str) -> Any:
+        """ll | longlist
+
+        List the whole function.
+        """
+        if not self._is_missing(self._file()):
+            return super().do_longlist(arg)
+        return None
+
+    do_l, do_ll = do_list, do_longlist
+
+    def _file(self) -> str:
+        return self.curframe.f_code.co_filename if self.curframe else ""
+
+    def do_quit(self, arg: str) -> bool:
+        """q(uit) | exit | EOF
+
+        Detach: clear the breakpoints and let the program go on.  To end it,
+        say abort.
+        """
+        del arg
+        self.clear_all_breaks()
+        self.set_continue()
+        return True
+
+    do_q = do_exit = do_EOF = do_detach = do_quit  # noqa: N815 pdb's name
+
+    def do_abort(self, arg: str) -> bool:
+        """abort
+
+        End the program with bdb.BdbQuit, raised at the line where it is.
+        """
+        del arg
+        say("this rank is aborted from the debugger")
+        self.is_aborted = True
+        self.clear_all_breaks()
+        self.set_continue()
+        return True
+
+    def do_p(self, arg: str) -> None:
+        """p expression
+
+        Print the value of the expression.
+        """
+        self._show(arg, value_text)
+
+    def do_pp(self, arg: str) -> None:
+        """pp expression
+
+        Pretty-print the value of the expression.
+        """
+        self._show(arg, pretty_text)
+
+    def _show(self, arg: str, text: Callable[[object], str]) -> None:
+        try:
+            value = self._getval(arg)
+        except BaseException:  # noqa: BLE001 pdb has shown it
+            return
+
+        try:
+            self.message(text(value))
+        except Exception as exc:  # noqa: BLE001 a broken repr
+            self.error(f"{type(exc).__name__}: {exc}")
+
+    def do_clear(self, arg: str) -> None:
+        """cl(ear) [filename:lineno | bpnumber ...]
+
+        Clear these breakpoints; without an argument, all of them.
+        """
+        if arg:
+            super().do_clear(arg)
+        else:
+            self.clear_all_breaks()
+            self.message("all breakpoints are cleared")
+
+    do_cl = do_clear
+
+    def do_debug(self, arg: str) -> None:
+        """debug code
+
+        Step through code that is executed in the frame that is looked at.
+        """
+        if self.curframe is None:
+            return
+
+        # That of pdb steps in its own code afterwards, and handles Ctrl-C.
+        inner = Words(
+            stdin=self.stdin, stdout=self.stdout, nosigint=True, readrc=False
+        )
+        inner.prompt = ""
+        tracer = sys.gettrace()
+        sys.settrace(None)
+        names = self.curframe.f_globals, self.curframe.f_locals
+        self.message("entering the code; c or q runs it to its end")
+        try:
+            sys.call_tracing(inner.run, (arg, *names))
+        finally:
+            sys.settrace(tracer)
+        if inner.is_aborted:
+            self.error("abort ends the program outside of debug only")
+        self.message("left the code")
+
+    def do_exceptions(self, arg: str) -> None:
+        """exceptions [number]
+
+        List the exceptions that led to this one, or go to one of them.
+        """
+        if sys.version_info >= (3, 13):
+            super().do_exceptions(arg)
+            return
+
+        chain = _chain_of(self.examined)
+        if not arg:
+            for number, error in enumerate(chain):
+                self.message(f"{number:3} {error!r:.200}")
+        elif arg.isdecimal() and int(arg) < len(chain):
+            self.setup(None, chain[int(arg)].__traceback__)
+            self.print_stack_entry(self.stack[self.curindex])
+        else:
+            self.error("no exception has that number")
+
+    def do_interact(self, arg: str) -> None:
+        """interact
+
+        Not here: there is no terminal.
+        """
+        del arg
+        self.error("there is no terminal here: type statements one by one")
+
+    def do_run(self, arg: str) -> None:
+        """run
+
+        Not here: one rank of a job cannot be started again.
+        """
+        del arg
+        self.error("one rank of a job cannot be started again")
+
+    do_restart = do_run
+
+    def help_pdb(self) -> None:
+        """
+        Name where the commands are explained.
+        """
+        self.message("see https://docs.python.org/3/library/pdb.html")
+
+
+def _chain_of(error: BaseException | None) -> list[BaseException]:
+    """
+    The exceptions for which this one was raised, the first one first.
+    """
+    chain: list[BaseException] = []
+    while error is not None and error not in chain and len(chain) < _MOST:
+        if error.__traceback__:
+            chain.append(error)
+        context = None if error.__suppress_context__ else error.__context__
+        error = error.__cause__ or context
+    return chain[::-1]
+
+
+def _write_back(frame: FrameType | None) -> None:
+    """
+    Let variables of a function that were assigned here be assigned there.
+
+    Before Python 3.13 what is assigned goes into a copy of them.
+    """
+    if sys.version_info < (3, 13) and frame is not None:
+        ctypes.pythonapi.PyFrame_LocalsToFast(
+            ctypes.py_object(frame), ctypes.c_int(0)
+        )
+
 
 # Control must never climb into the loops that call the user's code.
 _SKIPPED = (

@@ -8,35 +8,184 @@ given to it, and never for longer than its limit.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import sys
 import threading
 import time
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from importlib import import_module
 from types import FrameType
 from typing import Any
 
-from .labels import describe_process, process_key
-from .looking import place_of, place_text
-from .patience import shortest_timeout_s
-from .settings import DEFAULT_LIMIT_S, pause_limit_s, say
-from .unanswered import note_unanswered, requests_so_far
+from .frames import place_of, place_text
+from .settings import (
+    DEFAULT_LIMIT_S,
+    describe_process,
+    pause_limit_s,
+    process_key,
+    say,
+)
 
 
-__all__ = [
-    "Stop",
-    "after_fork",
-    "close_stops",
-    "failed_threads",
-    "find_stop",
-    "give_line",
-    "open_stop",
-    "open_stops",
-    "thread_name",
-    "wait_for_ends",
-]
+# Every way to make a group ends in this one: init_process_group, new_group,
+# split_group, and a DeviceMesh, which has bound those by name before us.
+_REGISTER = "_register_process_group"
+
+_MODULE = "torch.distributed.distributed_c10d"
+
+_before: dict[Any, timedelta] = {}
+_register: list[Callable[..., Any]] = []
+
+
+def raise_timeouts(seconds: float) -> None:
+    """
+    Let the collectives of all groups wait for so long, at least.
+
+    Groups that are made later are included.
+
+    Args:
+        seconds: How long a collective may take.
+    """
+    try:
+        c10d = import_module(_MODULE)
+    except Exception as exc:  # noqa: BLE001 an installation that is broken
+        say("there is no torch whose time-outs could be raised: %s", exc)
+        return
+
+    restore_timeouts()
+    timeout = timedelta(seconds=seconds)
+    for group in _groups():
+        _raise(group, timeout)
+    _watch(c10d, timeout)
+
+
+def _watch(c10d: Any, timeout: timedelta) -> None:
+    register = getattr(c10d, _REGISTER, None)
+    if register is None:  # in a torch that we do not know
+        say("time-outs of groups that are made later stay as they are")
+        return
+
+    @functools.wraps(register)
+    def patient(name: Any, group: Any, *args: Any, **kwargs: Any) -> Any:
+        made = register(name, group, *args, **kwargs)
+        _raise(group, timeout)
+        return made
+
+    _register.append(register)
+    setattr(c10d, _REGISTER, patient)
+
+
+def _raise(group: Any, timeout: timedelta) -> None:
+    for backend in _backends(group):
+        with suppress(Exception):
+            current = _timeout_of(backend)
+            if current < timeout:
+                backend._set_default_timeout(timeout)  # noqa: SLF001 torch has no other
+                _before.setdefault(backend, current)
+
+
+def restore_timeouts() -> None:
+    """
+    Let collectives that start from now on wait for as long as before.
+    """
+    c10d: Any = sys.modules.get(_MODULE)
+    while _register:
+        setattr(c10d, _REGISTER, _register.pop())
+    for backend, timeout in _before.items():
+        with suppress(Exception):
+            backend._set_default_timeout(timeout)  # noqa: SLF001 torch has no other
+    _before.clear()
+
+
+def shortest_timeout_s() -> float | None:
+    """
+    After how long does the first of the others give up waiting for this rank?
+
+    Returns:
+        The shortest time-out of all groups of this process, in seconds;
+        ``None`` if there is none.
+    """
+    found = []
+    for group in _groups():
+        for backend in _backends(group):
+            with suppress(Exception):
+                found.append(_timeout_of(backend).total_seconds())
+    return min(found, default=None)
+
+
+def _groups() -> list[Any]:
+    c10d = sys.modules.get(_MODULE)
+    return [*getattr(getattr(c10d, "_world", None), "pg_map", {})]
+
+
+def _backends(group: Any) -> Iterator[Any]:
+    """
+    What carries out the collectives of a group, for each kind of device.
+    """
+    with suppress(Exception):
+        for device in group._device_types:  # noqa: SLF001 torch has no other
+            yield group._get_backend(device)  # noqa: SLF001
+
+
+def _timeout_of(backend: Any) -> timedelta:
+    timeout: timedelta = backend.options._timeout  # noqa: SLF001 torch has no other
+    return timeout
+
+
+_count = itertools.count(1)
+_requests = [0]
+# How many requests there had been, by the file and the line.
+_unanswered: dict[tuple[str, int], int] = {}
+
+
+def note_request() -> None:
+    """
+    Somebody asks something.
+    """
+    # No lock: a process that is forked would wait for it for ever.
+    _requests[0] = next(_count)
+
+
+def requests_so_far() -> int:
+    """
+    How much was asked since this process began?
+    """
+    return _requests[0]
+
+
+def note_unanswered(file: str, line: int, requests: int) -> None:
+    """
+    A pause is over.
+
+    Args:
+        file: Where it was.
+
+        line: In which line.
+
+        requests: How much had been asked before the pause.
+    """
+    _unanswered[file, line] = requests
+
+
+def is_unanswered(file: str, line: int) -> bool:
+    """
+    Has nobody asked anything, since a thread began to wait here in vain?
+
+    Args:
+        file: Where another one comes to.
+
+        line: In which line.
+
+    Returns:
+        Whether it need not wait.
+    """
+    return _unanswered.get((file, line)) == _requests[0]
+
 
 # JSON may need twelve bytes for a character.
 _MOST_TEXT = 60_000

@@ -45,8 +45,7 @@ def main(stdin: IO[str], stdout: IO[str]) -> int:
 
 
 def _answer(question: Mapping[str, Any]) -> Any:
-    from .errands import ask_workers
-    from .tables import read_tables
+    from .cluster_state import ask_workers, read_tables
 
     if question["address"] == "auto" and "RAY_ADDRESS" not in os.environ:
         _use_token()

@@ -19,7 +19,7 @@ from typing import Any
 from ..._files import is_folder, read_ordinary, write_whole
 from ..._text import clean
 from ...errors import LaunchFileError
-from .model import RayDebuggerCheck, RayDebugSession
+from .sessions import RayDebuggerCheck, RayDebugSession
 
 
 __all__ = ["launch_json", "write_launch_json"]

@@ -7,8 +7,9 @@ from __future__ import annotations
 import json
 
 from distdebug.debugger import Listing, parse_command
-from distdebug.debugger.client.model import Process, Silent
-from distdebug.debugger.client.reading import (
+from distdebug.debugger.client.model import (
+    Process,
+    Silent,
     outputs_of,
     process_key,
     process_of,
@@ -17,8 +18,8 @@ from distdebug.debugger.client.reading import (
     stack_text,
     texts_told,
 )
-from distdebug.debugger.inside.answers import answer as answer_to
-from distdebug.debugger.wire import Feed, WireError, pack
+from distdebug.debugger.inside.agent import answer as answer_to
+from distdebug.debugger.protocol import Feed, WireError, pack
 
 from ..target import target
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable
 from unittest.mock import patch
 
-from distdebug.debugger.ray_debugger import dashboard, tables
+from distdebug.debugger.ray_debugger import checks, cluster_state
 from distdebug.errors import NodesError
 from distdebug.nodes import Ended, shared_env, slurm, unpack_answer
 from distdebug.nodes.results import (
@@ -84,6 +84,6 @@ def ray_tables(data: bytes) -> object:
     JSON in Ray's own store, and the answer of its dashboard.
     """
     text = data.decode("utf-8", "replace")
-    dashboard.split_address(text[:200])
-    shared_env(tables._loads(text))
-    return dashboard._judged("dashboard", "host:1", data, "2.50.1")
+    checks.split_address(text[:200])
+    shared_env(cluster_state._loads(text))
+    return checks._judged("dashboard", "host:1", data, "2.50.1")

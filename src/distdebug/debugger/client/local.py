@@ -9,24 +9,81 @@ import re
 import time
 
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import attrs
 
-from ..._text import clean, time_text
+from ..._text import clean, time_text, without_controls
 from ...errors import DebuggerError
 from ...processes.model import Worker
-from ..folders import check_folder, job_folders, socket_paths
-from ..wire import peer_uid
-from .calls import Peer, open_line
-from .model import LostNode, Silent
-from .outside import stacks_from_outside
-from .reach import Reached
-from .unprepared import unarmed_workers
+from ..protocol import check_folder, job_folders, peer_uid, socket_paths
+from .attach import unarmed_workers
+from .calls import Peer, Reached, open_line
+from .model import LostNode, Silent, ranks_told
 
 
-__all__ = ["Here", "choose_folder", "job_text", "unreadable_told"]
+_TIMEOUT_S = 15.0
+# A node has seldom more ranks.
+_AT_ONCE = 8
+
+
+def stacks_from_outside(pids: Iterable[int]) -> tuple[str, ...]:
+    """
+    What does py-spy say of some processes that do not answer?
+
+    Args:
+        pids: Processes of this node.
+
+    Returns:
+        The stack of each, or why there is none.
+    """
+    return _stacks((pid, f"process {pid} does not answer") for pid in pids)
+
+
+def stacks_of_unarmed(workers: Iterable[Worker]) -> tuple[str, ...]:
+    """
+    What does py-spy say of ranks that were started without us?
+
+    Args:
+        workers: Ranks of this node.
+
+    Returns:
+        The stack of each, or why there is none.
+    """
+    return _stacks(
+        (w.pid, f"{ranks_told([w.rank])} (process {w.pid}) is not armed")
+        for w in workers
+    )
+
+
+def _stacks(asked: Iterable[tuple[int, str]]) -> tuple[str, ...]:
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return tuple(pool.map(lambda one: _stack(*one), asked))
+
+
+def _stack(pid: int, why: str) -> str:
+    from ...capture.node import capture_process
+    from ...errors import DistdebugError
+
+    head = f"{why}; seen from outside:"
+    try:
+        found = capture_process(pid, timeout_s=_TIMEOUT_S)
+    except (DistdebugError, OSError) as exc:
+        return f"{head} {without_controls(str(exc))}"
+
+    if found.stacks is None:
+        return f"{head} {without_controls(found.remedy)}"
+
+    lines = [
+        f"  {frame.filename}:{frame.line} in {frame.name}"
+        for thread in found.stacks.threads
+        if thread.is_main
+        for frame in reversed(thread.frames)
+    ]
+    return without_controls("\n".join([head, *lines]))
+
 
 _MOST_JOBS = 8
 _MOST_COMMAND = 4096

@@ -7,36 +7,226 @@ in a collective, too.
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 import linecache
+import pprint
+import reprlib
 import sys
 import threading
+import time
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 from ..._frameworks import is_framework
 from ..._in_time import in_time
-from .obeying import end_thread
-from .values import value_text
 
 
-__all__ = [
-    "evaluate",
-    "is_users",
-    "place_of",
-    "place_text",
-    "stack_of_threads",
-    "user_frame",
-    "working_place",
-]
+_LONGEST = 50_000
+_CONTAINERS = frozenset({list, tuple, dict, set, frozenset})
+_ON_HOST = frozenset({"cpu", "meta"})
+
+
+def value_text(value: object, *, copy: bool = False) -> str:
+    """
+    How does a value look?
+
+    Args:
+        value: Anything.
+
+        copy: Whether to show what lies on a device too, which may wait.
+
+    Returns:
+        Its ``repr()``, cut if it is very long.
+    """
+    if _is_large(value) or (_has_device() and not copy):
+        return _cut(_far(value))
+    return _cut(repr(value))
+
+
+def pretty_text(value: object) -> str:
+    """
+    How does a value look on several lines?
+
+    Args:
+        value: Anything.
+
+    Returns:
+        What :func:`pprint.pformat` says, if there is no device.
+    """
+    is_far = _has_device() or _is_large(value)
+    return _cut(_far(value) if is_far else pprint.pformat(value))
+
+
+def _is_large(value: object) -> bool:
+    """
+    Whether the text of a value would take much more memory than is shown.
+    """
+    rest, count = [value], 0
+    while rest and count <= _LONGEST:
+        one = rest.pop()
+        if type(one) in _CONTAINERS:
+            count += 1 + len(one)  # type: ignore[arg-type]
+            if count <= _LONGEST:
+                parts = one.items() if isinstance(one, dict) else [one]
+                rest += itertools.chain.from_iterable(parts)  # type: ignore[arg-type]
+    return count > _LONGEST
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+def _has_device() -> bool:
+    """
+    Whether this process has ever used an accelerator; asking must not do so.
+    """
+    torch: Any = sys.modules.get("torch")
+    for name in ("cuda", "xpu"):
+        device = getattr(torch, name, None)
+        if getattr(device, "is_initialized", bool)():
+            return True
+
+    return False
+
+
+class _Far(reprlib.Repr):
+    """
+    Shows containers itself, so that it sees each tensor in them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 20
+        self.maxdict = self.maxlist = self.maxtuple = self.maxset = 1000
+        self.maxfrozenset = self.maxdeque = self.maxarray = 1000
+        self.maxstring = self.maxlong = self.maxother = _LONGEST
+
+    def repr1(self, x: Any, level: int) -> str:
+        """
+        Show one value within another.
+        """
+        tensor: Any = getattr(sys.modules.get("torch"), "Tensor", None)
+        if isinstance(tensor, type) and isinstance(x, tensor):
+            return _described(x) or repr(x)
+
+        return super().repr1(x, level)
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        """
+        Show what is no plain container; a named tuple is one in disguise.
+        """
+        if isinstance(x, tuple) and type(x).__repr__ is not tuple.__repr__:
+            inner = super().repr1(tuple(x), level)
+            return f"{type(x).__name__}{inner}"
+
+        return super().repr_instance(x, level)
+
+
+_far: Callable[[object], str] = _Far().repr
+
+
+def _described(tensor: Any) -> str:
+    """
+    What is known of a tensor without reading it; ``""`` if it is here.
+    """
+    if tensor.device.type in _ON_HOST:
+        return ""
+
+    return (
+        f"<{type(tensor).__name__} on {tensor.device}, shape "
+        f"{tuple(tensor.shape)}, {tensor.dtype}, not copied from there>"
+    )
+
+
+class CommandEnded(SystemExit):
+    """
+    A command was ended from outside.
+    """
+
+
+def end_thread(ident: int) -> bool:
+    """
+    Raise :class:`CommandEnded` in a thread; it replaces one not seen yet.
+
+    Args:
+        ident: The number of the thread.
+
+    Returns:
+        Whether that could be done.  Python 3.11 cannot: threads that are traced
+        would spin until this one sees it.
+    """
+    if sys.version_info < (3, 12):
+        return False
+
+    return bool(
+        ctypes.pythonapi.PyThreadState_SetAsyncExc(
+            ctypes.c_ulong(ident), ctypes.py_object(CommandEnded)
+        )
+    )
+
+
+class Obeying:
+    """
+    Lets other threads end what this thread obeys, and nothing else.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._thread: int | None = None
+        self._is_ended = False
+
+    @contextmanager
+    def may_end(self) -> Iterator[None]:
+        """
+        Let the block be ended by :class:`CommandEnded`, at most once.
+        """
+        me = threading.get_ident()
+        try:
+            self._thread, self._is_ended = me, False
+            yield
+        finally:
+            self._close(me)
+
+    def _close(self, me: int) -> None:
+        with self._lock:
+            self._thread = None
+        # It must not be seen later, in code of the program.
+        while self._is_ended and end_thread(me):
+            time.sleep(0)
+
+    @contextmanager
+    def may_not_end(self) -> Iterator[None]:
+        """
+        Let a part of such a block be safe from that.
+        """
+        with self._lock:
+            before, self._thread = self._thread, None
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._thread = before
+
+    def end(self) -> None:
+        """
+        End the block, if a thread is in it.
+        """
+        with self._lock:
+            ident, self._thread = self._thread, None
+            if ident is not None:
+                self._is_ended = end_thread(ident)
+
 
 _MOST_FRAMES = 200
 # Threads of evaluations that did not end.
 _MOST_LEFT_BEHIND = 4
 _OWN = "distdebug"
 # Its frames are around code of the user, and not where a thread is held.
-_AROUND = "distdebug.debugger.inside.crashes"
+_AROUND = "distdebug.debugger.inside.breakpoints"
 _running: set[int] = set()
 
 # Frames of a thread and their lines, innermost first.

@@ -26,11 +26,9 @@ from ...capture.tool import run_tool
 from ...errors import DebuggerError
 from ...processes.find import find_workers
 from ...processes.model import Worker
-from ..folders import base_folder, make_folder
+from ..protocol import base_folder, make_folder
 from .model import ranks_told
 
-
-__all__ = ["Armed", "arm_process", "how_to_arm", "unarmed_workers"]
 
 _FIRST = (3, 14)
 _KILL_SWITCH = "PYTHON_DISABLE_REMOTE_DEBUG"

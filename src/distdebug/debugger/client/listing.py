@@ -17,14 +17,6 @@ from ...ranks import fold_ranks
 from .model import Listing, Process, Session, ranks_shown, ranks_told
 
 
-__all__ = [
-    "first_lines",
-    "held_text",
-    "listing_text",
-    "news_text",
-    "place_text",
-]
-
 _MOST_APART = 40  # what one looks through
 _MOST_ROWS = 200
 _MOST_LINES = 200

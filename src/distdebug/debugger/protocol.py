@@ -10,26 +10,20 @@ library.
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import socket
 import stat
+import struct
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from ..errors import DebuggerError
 from ..identity import current_identity
 
-
-__all__ = [
-    "base_folder",
-    "check_folder",
-    "job_folder",
-    "job_folders",
-    "make_folder",
-    "socket_path",
-    "socket_paths",
-]
 
 _SUFFIX = ".sock"
 # What the kernel keeps of the name of a Unix socket, with a NUL at its end.
@@ -190,3 +184,179 @@ def socket_paths(folder: Path) -> Iterator[tuple[Path, int]]:
             _, _, pid = entry.name.removesuffix(_SUFFIX).rpartition(".")
             if entry.name.endswith(_SUFFIX) and pid.isdecimal():
                 yield Path(entry.path), int(pid)
+
+
+_ON_PATH = Path(__file__).parent / "on_path"
+
+
+def job_environment(
+    environ: Mapping[str, str] | None = None, *, post_mortem: bool = False
+) -> dict[str, str]:
+    """
+    Which variables let every rank be asked, with no code of ours in the job?
+
+    Each rank listens from its start on, and ``breakpoint()`` stops it.  For Ray,
+    they are the ``env_vars`` of a runtime environment.
+
+    Args:
+        environ: The environment of the job so far; by default this one.
+
+        post_mortem: Whether a rank that fails waits to be looked at, too.
+
+    Returns:
+        The variables to set.  What else is in ``PYTHONPATH`` stays there, and
+        another ``sitecustomize`` runs as before.
+    """
+    known = os.environ if environ is None else environ
+    path = known.get("PYTHONPATH", "")
+    rest = [p for p in path.split(os.pathsep) if p and p != str(_ON_PATH)]
+    return {
+        "DISTDEBUG": "1",
+        **({"DISTDEBUG_POST_MORTEM": "1"} if post_mortem else {}),
+        "PYTHONBREAKPOINT": "distdebug.debugger.set_trace",
+        "PYTHONPATH": os.pathsep.join([str(_ON_PATH), *rest]),
+    }
+
+
+def is_selected(
+    by_rank: Iterable[range],
+    by_dimension: Iterable[tuple[str, Iterable[range]]],
+    rank: int,
+    coords: Mapping[str, int],
+) -> bool:
+    """
+    Is a rank among those that are meant?
+
+    Args:
+        by_rank: Ranks, if no dimension is named.
+
+        by_dimension: The wanted indexes in some dimensions, by name.
+
+        rank: The rank.
+
+        coords: Its index in each dimension that it has.
+
+    Returns:
+        Whether it is; never, if it lacks one of the dimensions.
+    """
+    wanted = dict(by_dimension)
+    if not wanted:
+        rank = int(rank)  # ranges go through all they hold for other kinds
+        return any(rank in ranks for ranks in by_rank)
+
+    return all(
+        name in coords and any(coords[name] in indexes for indexes in ranges)
+        for name, ranges in wanted.items()
+    )
+
+
+LIMIT_BYTES = 1 << 20
+
+_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
+
+
+class WireError(ValueError):
+    """
+    What came is no message.
+    """
+
+
+class Feed:
+    """
+    Puts messages together from the pieces in which they arrive.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def take(self, data: bytes) -> list[dict[str, Any]]:
+        """
+        Which messages are complete now?
+
+        Args:
+            data: What has arrived since the last call.
+
+        Returns:
+            The messages, in their order.
+
+        Raises:
+            WireError: A line is too long, no JSON, or no object.
+        """
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > LIMIT_BYTES:
+            msg = f"a message is longer than {LIMIT_BYTES:,} bytes"
+            raise WireError(msg)
+
+        return [_message(line) for line in lines]
+
+
+def _message(line: bytes) -> dict[str, Any]:
+    if len(line) > LIMIT_BYTES:
+        msg = f"a message is longer than {LIMIT_BYTES:,} bytes"
+        raise WireError(msg)
+
+    try:
+        message = json.loads(line)
+    except (ValueError, RecursionError) as exc:
+        msg = "a message is not JSON"
+        raise WireError(msg) from exc
+
+    if not isinstance(message, dict):
+        msg = "a message is not an object"
+        raise WireError(msg)
+
+    return message
+
+
+def pack(message: dict[str, Any]) -> bytes:
+    """
+    How is a message sent?
+
+    Args:
+        message: Plain data.
+
+    Returns:
+        One line.
+
+    Raises:
+        WireError: It is too long.
+    """
+    line = json.dumps(message, separators=(",", ":")).encode()
+    if len(line) > LIMIT_BYTES:
+        msg = f"the message is longer than {LIMIT_BYTES:,} bytes"
+        raise WireError(msg)
+
+    return line + b"\n"
+
+
+def peer_uid(connection: socket.socket) -> int:
+    """
+    Which user is at the other end, as the kernel says?
+
+    Args:
+        connection: A connected Unix socket.
+
+    Returns:
+        The number of the user.
+
+    Raises:
+        OSError: The kernel does not tell.
+    """
+    data = connection.getsockopt(
+        socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
+    )
+    _, uid, _ = _CREDENTIALS.unpack(data)
+    return int(uid)
+
+
+def may_talk(uid: int) -> bool:
+    """
+    May this user ask us, or answer us?
+
+    Args:
+        uid: Who is at the other end.
+
+    Returns:
+        Whether it is us, or root, who can do everything anyway.
+    """
+    return uid in {os.geteuid(), 0}
