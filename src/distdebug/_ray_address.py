@@ -10,7 +10,7 @@ import socket
 from pathlib import Path
 from typing import Literal
 
-from ._files import read_ordinary
+from ._io import read_ordinary
 
 
 __all__ = ["as_address", "knock", "last_address", "read_short"]

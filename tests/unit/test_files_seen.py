@@ -11,7 +11,8 @@ import threading
 
 import pytest
 
-from distdebug._files import (
+from distdebug._in_time import answers_in_time, in_time
+from distdebug._io import (
     is_file,
     is_folder,
     is_there,
@@ -21,7 +22,6 @@ from distdebug._files import (
     resolved,
     stays_in,
 )
-from distdebug._in_time import answers_in_time, in_time
 from distdebug.errors import OutputError
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from distdebug.findings import Location
 from distdebug.flight_recorder import Frame
-from distdebug.location import user_location
+from distdebug.usercode import user_location
 
 
 MINE = Frame("step", "/home/me/train.py", 41)

@@ -13,12 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from distdebug._files import (
-    open_whole,
-    replace_link,
-    scratch_file,
-    write_whole,
-)
+from distdebug._io import open_whole, replace_link, scratch_file, write_whole
 
 
 class TestScratch:

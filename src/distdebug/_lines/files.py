@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
-from .._files import open_ordinary, stays_in
+from .._io import open_ordinary, stays_in
 from .._text import size_text
 from ..findings import Missing
 from .parse import LogLine, parse_clean_line, parse_line

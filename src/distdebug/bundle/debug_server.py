@@ -17,8 +17,8 @@ from typing import TypeVar
 
 import attrs
 
-from .._files import is_there, write_whole
 from .._in_time import answers_in_time
+from .._io import is_there, write_whole
 from .._text import clean, reason_of, without_controls
 from ..findings import Missing
 from ..flight_recorder.reading.files import find_files

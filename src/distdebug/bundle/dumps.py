@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO
 
-from .._files import open_whole
+from .._io import open_whole
 from .._text import reason_of
 from ..findings import Missing
 from ..flight_recorder.reading.files import DumpFile, Found, Search, find_files

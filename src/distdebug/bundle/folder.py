@@ -20,7 +20,7 @@ from pathlib import Path
 
 import attrs
 
-from .._files import numbered
+from .._io import numbered
 from .._text import clean
 from ..errors import BundleError, ConfigError
 from ..findings import Missing

@@ -26,8 +26,14 @@ from typing import Any, Literal, get_args
 
 import attrs
 
-from .._files import open_ordinary, read_ordinary, write_whole
-from .._layout import UPGRADE, LaterLayoutError, check_layout
+from .._io import (
+    UPGRADE,
+    LaterLayoutError,
+    check_layout,
+    open_ordinary,
+    read_ordinary,
+    write_whole,
+)
 from .._text import reason_of
 from ..errors import BundleError
 from ..findings import Missing

@@ -19,7 +19,7 @@ from typing import Any
 
 import attrs
 
-from .._files import is_there, open_ordinary, write_whole
+from .._io import is_there, open_ordinary, write_whole
 from .._text import clean
 from ..capture.tool import find_tool
 from ..findings import Missing

@@ -22,7 +22,7 @@ from typing import IO, cast
 
 import attrs
 
-from .._files import scratch_file
+from .._io import scratch_file
 from ..errors import CaptureError
 from ..processes.procfs import ENDED, list_numbers, parse_stat, read_proc
 from . import guard_program

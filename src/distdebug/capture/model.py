@@ -16,16 +16,16 @@ from typing import Any, Literal
 
 import attrs
 
-from .._files import numbered, write_whole
+from .._io import numbered, write_whole
 from .._showing import Block, Lines, Shown, Table, Tree
 from .._text import clean
 from ..findings import Finding, Missing, finding_entries, missing_block
-from ..location import user_location
 from ..processes.model import Worker
 from ..ranks import fold_ranks
 from ..stacks.draw import branches, stacks_to_json, stacks_to_text
 from ..stacks.merge import merge_stacks
 from ..stacks.model import ProcessStacks
+from ..usercode import user_location
 
 
 # Whose native stacks to take.

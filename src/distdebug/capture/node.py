@@ -28,7 +28,7 @@ from typing import TypeAlias, TypeVar
 
 import attrs
 
-from .._files import output_to
+from .._io import output_to
 from ..errors import CaptureError
 from ..findings import Missing
 from ..processes.find import find_workers, missing_ranks, workers_of

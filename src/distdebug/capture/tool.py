@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from .._files import scratch_file
+from .._io import scratch_file
 
 
 __all__ = ["ToolOutput", "find_tool", "run_tool", "stop_tools", "stoppable"]

@@ -20,8 +20,8 @@ from typing import Any
 
 import attrs
 
-from .._files import output_to, write_whole
 from .._in_time import in_time
+from .._io import output_to, write_whole
 from .._showing import Block, Shown
 from .._text import clean
 from ..bundle.debug_server import keep_debug_server

@@ -24,7 +24,8 @@ from typing import Any
 
 import attrs
 
-from .._files import (
+from .._io import (
+    check_layout,
     is_file,
     is_folder,
     matching,
@@ -32,7 +33,6 @@ from .._files import (
     read_ordinary,
     stays_in,
 )
-from .._layout import check_layout
 from .._lines import open_log, walk_logs
 from .._text import reason_of
 from ..errors import NoLogsError

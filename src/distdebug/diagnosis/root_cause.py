@@ -11,7 +11,7 @@ from pathlib import Path
 
 import attrs
 
-from .._files import is_folder
+from .._io import is_folder
 from ..errors import NoDumpsError
 from ..findings import Cause, Diagnosis, Missing
 from ..flight_recorder.analysis.analyze import analyze_dumps

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from .._files import replace_link, write_whole
+from .._io import replace_link, write_whole
 from ..errors import RecorderError
 from .recording.plan import RecorderSettings, make_folder, plan_flight_recorder
 from .recording.trace import (

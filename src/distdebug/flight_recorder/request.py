@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 import attrs
 
-from .._files import is_folder
+from .._io import is_folder
 from .._showing import Block, Entries, Entry, Shown
 from .._text import clean
 from .sidecar import SIDECAR_SUFFIX, read_sidecar

@@ -16,8 +16,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .._files import open_ordinary, write_whole
-from .._layout import LaterLayoutError, check_layout
+from .._io import LaterLayoutError, check_layout, open_ordinary, write_whole
 
 
 __all__ = [

@@ -14,7 +14,7 @@ from typing import Any
 
 import attrs
 
-from .._files import is_folder, matching, resolved
+from .._io import is_folder, matching, resolved
 from .._lines import open_log
 from .._ray_address import knock, last_address
 from .._text import clean, time_text

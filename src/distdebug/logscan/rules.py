@@ -19,8 +19,7 @@ from typing import Any, get_args
 import attrs
 
 from .._lines.grams import SHORTEST, Index, build_index
-from .._patterns import check_pattern
-from .._toml import read_toml
+from .._rules import check_pattern, read_toml
 from ..errors import RulesError
 from ..findings import Cause, Confidence
 from .tracebacks import HEADER, Trace

@@ -20,7 +20,7 @@ from typing import Any
 import attrs
 import psutil
 
-from .._files import is_file, matching, resolved
+from .._io import is_file, matching, resolved
 from .._lines import LogLine, read_lines, walk_logs
 from .._showing import Block, Shown
 from .._text import clean

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import attrs
 
-from .._files import is_there, matching, open_ordinary, output_to, resolved
+from .._io import is_there, matching, open_ordinary, output_to, resolved
 from .._showing import Block, Lines, Shown, Table
 from .._text import clean
 from ..errors import NsightError

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import attrs
 
-from .._files import is_file
+from .._io import is_file
 from .._showing import Block, Shown, Table
 from .._text import clean
 from ..capture.tool import stoppable

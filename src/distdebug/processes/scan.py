@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import attrs
 
-from .._patterns import check_pattern
+from .._rules import check_pattern
 from .._text import clean
 from ..errors import PatternError
 from .model import Role

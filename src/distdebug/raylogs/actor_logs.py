@@ -19,7 +19,7 @@ from typing import Literal
 
 import attrs
 
-from .._files import is_folder, open_ordinary
+from .._io import is_folder, open_ordinary
 from .._lines import (
     BROKEN,
     PACKED,

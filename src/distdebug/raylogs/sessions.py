@@ -21,7 +21,7 @@ from typing import Any
 
 import attrs
 
-from .._files import (
+from .._io import (
     is_file,
     is_folder,
     is_link,

@@ -21,7 +21,7 @@ from typing import Any
 
 import attrs
 
-from .._files import matching
+from .._io import matching
 from .._lines import BROKEN, PACKED, open_log, split_block
 from .._text import clean
 from ..findings import Missing

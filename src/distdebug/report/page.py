@@ -18,7 +18,7 @@ from pathlib import Path
 
 import attrs
 
-from .._files import output_to, write_whole
+from .._io import output_to, write_whole
 from .._text import clean, list_text
 from ..diagnosis.seen import Seen, seen_by
 from ..errors import DistdebugError, MissingDependencyError

@@ -17,9 +17,9 @@ from typing import Any, Literal, TypeVar
 
 import attrs
 
-from .._frameworks import is_framework
 from .._showing import Block, Shown, Tree
 from ..ranks import fold_ranks
+from ..usercode import is_framework
 from .model import ProcessStacks, StackFrame, ThreadStack
 from .motion import is_background
 

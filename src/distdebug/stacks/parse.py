@@ -16,7 +16,7 @@ from pathlib import Path
 
 import attrs
 
-from .._files import is_folder, is_link, read_ordinary, stays_in
+from .._io import is_folder, is_link, read_ordinary, stays_in
 from ..findings import Missing
 from .formats.gdb import MOST_FRAMES
 from .formats.headings import name_heading

@@ -18,8 +18,7 @@ from typing import Any, get_args
 
 import attrs
 
-from .._patterns import check_pattern
-from .._toml import read_toml
+from .._rules import check_pattern, read_toml
 from ..errors import RulesError
 from ..findings import Cause, Confidence
 from .model import ProcessStacks, StackFrame, ThreadStack

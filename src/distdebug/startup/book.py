@@ -16,8 +16,7 @@ import attrs
 import numpy as np
 
 from .._lines.grams import PADDING, SHORTEST, Index, build_index, find_words
-from .._patterns import check_pattern
-from .._toml import read_toml
+from .._rules import check_pattern, read_toml
 from ..errors import RulesError
 from ..findings import Cause, Confidence
 from .progress_bars import BAR_LITERALS

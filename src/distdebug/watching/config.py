@@ -27,7 +27,7 @@ from typing import Any
 
 import attrs
 
-from .._files import read_ordinary
+from .._io import read_ordinary
 from .._text import clean
 from ..errors import ConfigError, MissingDependencyError
 

@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 import attrs
 
-from .._files import is_folder
 from .._in_time import in_time
+from .._io import is_folder
 from ..errors import DistdebugError
 from ..processes.model import Worker
 from ..processes.threads import read_state

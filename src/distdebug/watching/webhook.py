@@ -24,8 +24,8 @@ from urllib.parse import SplitResult, urlsplit
 
 import attrs
 
-from .._files import read_ordinary
 from .._in_time import in_time
+from .._io import read_ordinary
 from .._text import clean, reason_of
 from ..errors import ConfigError, HookError
 

@@ -25,7 +25,7 @@ from distdebug.flight_recorder import (
     enable_flight_recorder,
     request_dumps,
 )
-from distdebug.location import user_location
+from distdebug.usercode import user_location
 
 
 SPARE = signal.SIGSTKFLT if sys.platform == "linux" else 16

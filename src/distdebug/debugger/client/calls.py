@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import attrs
 
-from ..._files import read_ordinary
+from ..._io import read_ordinary
 from ...errors import DebuggerError
 from ...processes.model import Worker
 from ...ranks import RankSelection, fold_ranks, parse_ranks

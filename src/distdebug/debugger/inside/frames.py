@@ -21,8 +21,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from ..._frameworks import is_framework
 from ..._in_time import in_time
+from ...usercode import is_framework
 
 
 _LONGEST = 50_000

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..._files import is_folder, read_ordinary, write_whole
+from ..._io import is_folder, read_ordinary, write_whole
 from ..._text import clean
 from ...errors import LaunchFileError
 from .sessions import RayDebuggerCheck, RayDebugSession

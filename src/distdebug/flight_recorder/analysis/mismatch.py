@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...findings import Cause, Confidence, Location
-from ...location import user_location
+from ...usercode import user_location
 from ..columns import Frame, Shape
 from ..reading.extract import count_elements
 from .job import Job

@@ -16,7 +16,7 @@ import attrs
 import numpy as np
 
 from ...findings import CollectiveRef, Evidence
-from ...location import user_location
+from ...usercode import user_location
 from ..columns import Dumps, RankDump
 from .job import Channel, Job, Side
 from .progress import GroupState, Position, ended_s, failed_off_record

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
-from ..._files import open_ordinary
+from ..._io import open_ordinary
 from ..._text import reason_of
 from ...findings import Missing
 from ..sidecar import MOST_RANKS, SIDECAR_SUFFIX, Sidecar, read_sidecar

@@ -29,7 +29,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-from ..._files import is_there, write_whole
+from ..._io import is_there, write_whole
 from ..._text import clean
 from ...errors import NotRecordingError
 from ...processes.stack_signal import (

@@ -28,7 +28,7 @@ from pathlib import Path
 from types import FrameType, ModuleType, TracebackType
 from typing import Any, TypeVar
 
-from ..._files import is_there
+from ..._io import is_there
 from ...errors import NotRecordingError
 from ...identity import Identity, current_identity
 from ..sidecar import SIDECAR_SUFFIX, Sidecar, SidecarFrame, SidecarGroup

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..._text import clean
-from ...location import user_location
+from ...usercode import user_location
 from ..analysis.membership import Group, Membership, Operation, Signatures
 from ..analysis.progress import collective_streams, is_done, is_p2p
 from ..analysis.report import FlightReport

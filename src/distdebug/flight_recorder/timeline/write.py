@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import attrs
 
-from ..._files import open_whole, output_to
+from ..._io import open_whole, output_to
 from ..._text import clean
 from ...errors import DistdebugError, NoDumpsError
 from ...findings import Diagnosis, as_plain

@@ -21,24 +21,6 @@ from typing import IO
 from .errors import OutputError
 
 
-__all__ = [
-    "is_file",
-    "is_folder",
-    "is_link",
-    "is_there",
-    "matching",
-    "numbered",
-    "open_ordinary",
-    "open_whole",
-    "output_to",
-    "read_ordinary",
-    "replace_link",
-    "resolved",
-    "scratch_file",
-    "stays_in",
-    "write_whole",
-]
-
 _BLOCK = 1 << 12
 
 
@@ -356,3 +338,37 @@ def _refuse_special(path: Path) -> None:
         if not stat.S_ISREG(mode):
             reason = "it is no ordinary file, and stays as it is"
             raise FileExistsError(errno.EEXIST, reason, str(path))
+
+
+UPGRADE = "pip install --upgrade distdebug"
+
+
+class LaterLayoutError(ValueError):
+    """
+    It has a layout that nobody had thought of when this was written.
+    """
+
+
+def check_layout(schema: object, known: int) -> None:
+    """
+    Refuse what would be misunderstood.
+
+    Args:
+        schema: What a file says of its layout.
+
+        known: The latest layout that is understood.
+
+    Raises:
+        LaterLayoutError: A later version wrote it.
+
+        ValueError: It is no layout of ours.
+    """
+    if type(schema) is not int or schema < 1:
+        msg = f"it has no layout of ours: {schema!r:.80}"
+        raise ValueError(msg)
+    if schema > known:
+        msg = (
+            f"a later distdebug wrote it (layout {schema}; this one knows "
+            f"{known}): {UPGRADE}"
+        )
+        raise LaterLayoutError(msg)
