@@ -18,8 +18,16 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from .._lines import PACKED, LogLine, Origin, open_log, parse_line, parse_time
-from .._lines.grams import PADDING, find_words
+from .._lines import (
+    PACKED,
+    PADDING,
+    LogLine,
+    Origin,
+    find_words,
+    open_log,
+    parse_line,
+    parse_time,
+)
 from .rules import (
     HEADER_WORD,
     MOST_ALIKE,

@@ -18,7 +18,7 @@ from typing import Any, get_args
 
 import attrs
 
-from .._lines.grams import SHORTEST, Index, build_index
+from .._lines import SHORTEST, Index, build_index
 from .._rules import check_pattern, read_toml
 from ..errors import RulesError
 from ..findings import Cause, Confidence

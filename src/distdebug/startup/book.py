@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 import attrs
 import numpy as np
 
-from .._lines.grams import PADDING, SHORTEST, Index, build_index, find_words
+from .._lines import PADDING, SHORTEST, Index, build_index, find_words
 from .._rules import check_pattern, read_toml
 from ..errors import RulesError
 from ..findings import Cause, Confidence

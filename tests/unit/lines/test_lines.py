@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distdebug import _lines as files_module
 from distdebug._lines import (
     LogLine,
     Origin,
@@ -27,7 +28,6 @@ from distdebug._lines import (
     read_tail,
     walk_logs,
 )
-from distdebug._lines import files as files_module
 
 
 def local(*parts):

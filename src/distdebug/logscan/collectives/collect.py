@@ -14,8 +14,15 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 import attrs
 import numpy as np
 
-from ..._lines import LogLine, open_log, parse_line, walk_logs
-from ..._lines.grams import PADDING, build_index, find_words
+from ..._lines import (
+    PADDING,
+    LogLine,
+    build_index,
+    find_words,
+    open_log,
+    parse_line,
+    walk_logs,
+)
 from ...errors import LogError, NoLogsError
 from ...findings import Missing
 from .context import spaced, speakers
