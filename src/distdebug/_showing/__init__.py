@@ -7,10 +7,19 @@ same blocks, so that they cannot say different things.
 
 from __future__ import annotations
 
-from .as_html import blocks_html
-from .as_text import blocks_text
-from .blocks import Block, Branch, Entries, Entry, Lines, Table, Tree
-from .shown import Shown, frame_of
+from .blocks import (
+    Block,
+    Branch,
+    Entries,
+    Entry,
+    Lines,
+    Shown,
+    Table,
+    Tree,
+    blocks_html,
+    blocks_text,
+    frame_of,
+)
 
 
 __all__ = [
