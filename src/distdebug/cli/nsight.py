@@ -262,7 +262,7 @@ def _patch(args: argparse.Namespace) -> int:
 
 
 def _reports(args: argparse.Namespace) -> int:
-    from ..nsight.summary import summarize_report
+    from ..nsight.reports import summarize_report
 
     found = _found(args)
     summaries = [

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from .reports import NsysReports as NsysReports
     from .reports import collect_nsys_reports as collect_nsys_reports
     from .reports import find_nsys_reports as find_nsys_reports
+    from .reports import summarize_report as summarize_report
     from .runtime_env import match_worker as match_worker
     from .runtime_env import merge_runtime_env as merge_runtime_env
     from .runtime_env import nsight_runtime_env as nsight_runtime_env
-    from .summary import summarize_report as summarize_report
 else:
     from .._lazy import lazy_names
 

@@ -67,7 +67,7 @@ from distdebug.nsight import (
     collect_nsys_reports,
     find_nsys_reports,
 )
-from distdebug.nsight.summary import ReportRow, ReportSummary
+from distdebug.nsight.reports import ReportRow, ReportSummary
 from distdebug.processes import Worker
 from distdebug.raylogs import (
     Death,

@@ -4,7 +4,7 @@ What nsys prints and writes.
 
 from __future__ import annotations
 
-from distdebug.nsight import find_nsys_reports, summary
+from distdebug.nsight import find_nsys_reports, reports
 from distdebug.nsight.doctor import read_switches
 from distdebug.nsight.patch import judge_source, mend_source
 from distdebug.nsight.reports import (
@@ -22,8 +22,8 @@ def nsys_csv(data: bytes) -> object:
     """
     A table of ``nsys stats``.
     """
-    rows = summary._rows([file_of(data, "out_nvtx_sum.csv")])
-    return summary.ReportSummary(path="report", ranges=rows)
+    rows = reports._rows([file_of(data, "out_nvtx_sum.csv")])
+    return reports.ReportSummary(path="report", ranges=rows)
 
 
 @target()
@@ -33,7 +33,7 @@ def nsys_help(data: bytes) -> object:
     """
     text = data.decode("utf-8", "replace")
     read_switches(text)
-    return len(summary._chosen(summary._known(text)))
+    return len(reports._chosen(reports._known(text)))
 
 
 @target()
