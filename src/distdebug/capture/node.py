@@ -33,7 +33,7 @@ from ..errors import CaptureError
 from ..findings import Missing
 from ..processes.find import find_workers, missing_ranks, workers_of
 from ..processes.model import ProcessState, Worker
-from ..stacks.join import join_threads
+from ..stacks.jobs import join_threads
 from ..stacks.merge import merge_stacks
 from ..stacks.model import ProcessStacks, ThreadStack
 from .attach import capture_native, node_lock

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from .explain import explain_ranks as explain_ranks
     from .explain import explain_stacks as explain_stacks
     from .formats.cuda import parse_kernels as parse_kernels
+    from .formats.cuda import short_name as short_name
     from .formats.faulthandler import parse_faulthandler as parse_faulthandler
     from .formats.gdb import parse_gdb as parse_gdb
     from .formats.pystack import parse_pystack as parse_pystack
     from .jobs import is_same_job as is_same_job
+    from .jobs import join_threads as join_threads
     from .jobs import members_of_job as members_of_job
-    from .join import join_threads as join_threads
-    from .kernels import short_name as short_name
     from .merge import StackTree as StackTree
     from .merge import is_own as is_own
     from .merge import merge_stacks as merge_stacks

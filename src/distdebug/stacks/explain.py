@@ -15,8 +15,8 @@ import attrs
 
 from ..findings import Cause, Confidence, Finding
 from ..ranks import fold_ranks
+from .formats.cuda import with_kernels
 from .jobs import Family, find_family, split_jobs, without_strangers
-from .kernels import with_kernels
 from .merge import group_alike
 from .model import ProcessStacks, ThreadActivity, ThreadStack
 from .motion import Motion

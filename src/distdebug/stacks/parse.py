@@ -22,7 +22,7 @@ from .formats.gdb import MOST_FRAMES
 from .formats.headings import name_heading
 from .formats.pyspy import parse_json
 from .formats.text import UNKNOWN, parse_interrupted, parse_text
-from .join import join_processes
+from .jobs import join_processes
 from .model import ProcessStacks, ThreadStack
 
 

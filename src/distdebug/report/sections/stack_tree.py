@@ -20,7 +20,7 @@ from ..._text import clean, list_text
 from ...findings import Cause
 from ...stacks.draw import native_function
 from ...stacks.explain import explain_ranks
-from ...stacks.kernels import short_name
+from ...stacks.formats.cuda import short_name
 from ...stacks.merge import StackTree
 from ...stacks.model import ProcessStacks, StackFrame
 from ...stacks.view import ProcessView, agree

@@ -16,7 +16,7 @@ from ...diagnosis.hosts import all_stacks
 from ...diagnosis.seen import Seen, seen_by
 from ...findings import Diagnosis
 from ...stacks.draw import to_collapsed, to_speedscope
-from ...stacks.kernels import short_name
+from ...stacks.formats.cuda import short_name
 from ...stacks.merge import StackTree, is_own, merge_stacks
 from ...stacks.model import ProcessStacks, StackFrame, ThreadStack
 from ...stacks.motion import is_background

@@ -19,7 +19,7 @@ from typing import Any
 import attrs
 
 from ..._text import without_controls
-from ..join import join_processes
+from ..jobs import join_processes
 from ..model import ProcessStacks, ThreadStack
 from . import faulthandler, gdb, pyspy, pystack, trace
 from .cuda import parse_kernels
