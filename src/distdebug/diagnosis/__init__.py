@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from .collect import snapshot as snapshot
     from .collect import snapshot_everywhere as snapshot_everywhere
     from .collect import version as version
+    from .hosts import Seen as Seen
     from .hosts import all_stacks as all_stacks
+    from .hosts import seen_by as seen_by
     from .log_evidence import LogEvidence as LogEvidence
     from .root_cause import diagnose as diagnose
-    from .seen import Seen as Seen
-    from .seen import seen_by as seen_by
 else:
     from .._lazy import lazy_names
 

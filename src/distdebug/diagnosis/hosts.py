@@ -21,12 +21,14 @@ from ..flight_recorder.analysis.progress import (
     lost_peer,
     was_interrupted,
 )
+from ..flight_recorder.analysis.report import FlightReport
 from ..flight_recorder.columns import Dumps
 from ..flight_recorder.sidecar import Sidecar
 from ..stacks.explain import explain_ranks, explain_stacks
 from ..stacks.jobs import members_of_job
 from ..stacks.model import ProcessStacks, StackFrame, ThreadStack
 from ..stacks.view import ProcessView
+from .log_evidence import LogEvidence
 
 
 #: States of a process that is still there.
@@ -425,3 +427,38 @@ def _ended_itself(error: str) -> bool:
     return bool(error) and not (
         failed_in_call(error) or was_interrupted(error)
     )
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Seen:
+    """
+    All that was looked at to diagnose a job, for those who show more of it.
+
+    Attributes:
+        paths: The files and folders that were given.
+
+        flight: What the dumps say; None if there are none.
+
+        stacks: The stacks of all processes.
+
+        logs: What logs and the facts of nodes tell.
+    """
+
+    paths: tuple[str, ...] = ()
+    flight: FlightReport | None = None
+    stacks: tuple[ProcessStacks, ...] = ()
+    logs: LogEvidence = attrs.field(factory=LogEvidence)
+
+
+def seen_by(diagnosis: Diagnosis) -> Seen:
+    """
+    What was this diagnosis made from?
+
+    Args:
+        diagnosis: Any diagnosis.
+
+    Returns:
+        All of it; nothing if the diagnosis comes from another process.
+    """
+    seen = diagnosis.seen
+    return seen if isinstance(seen, Seen) else Seen()

@@ -27,12 +27,10 @@ from ..stacks.parse import (
     is_stack_like,
     read_stack_files,
 )
-from .hosts import all_stacks, diagnose_stacks, ended_well, host_views
+from .hosts import Seen, all_stacks, diagnose_stacks, ended_well, host_views
 from .log_evidence import LogEvidence, read_logs
 from .log_join import diagnose_logs, join_logs
-from .refine import refine
-from .seen import Seen
-from .unrecorded import look_again
+from .refine import look_again, refine
 
 
 # Stacks are often pasted, or printed by the job itself.

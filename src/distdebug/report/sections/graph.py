@@ -15,7 +15,7 @@ import attrs
 import numpy as np
 
 from ..._text import clean
-from ...diagnosis.seen import seen_by
+from ...diagnosis.hosts import seen_by
 from ...findings import Cause, Diagnosis, Finding, GroupRef
 from ...flight_recorder.analysis.report import FlightReport
 from ...flight_recorder.columns import Dumps

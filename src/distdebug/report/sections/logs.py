@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from ..._text import clean, size_text
+from ...diagnosis.hosts import seen_by
 from ...diagnosis.log_evidence import LogEvidence
-from ...diagnosis.seen import seen_by
 from ...findings import Diagnosis
 from ...logscan.collectives import CollectiveLogs
 from ...logscan.collectives.model import LogRecord

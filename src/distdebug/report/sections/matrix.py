@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..._text import clean
-from ...diagnosis.seen import seen_by
+from ...diagnosis.hosts import seen_by
 from ...findings import Cause, Diagnosis, Location
 from ...flight_recorder.analysis.job import Channel, Side, find_channels
 from ...flight_recorder.analysis.membership import Signatures

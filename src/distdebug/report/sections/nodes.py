@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ..._text import clean, list_text, size_text, time_text
-from ...diagnosis.seen import seen_by
+from ...diagnosis.hosts import seen_by
 from ...findings import Diagnosis, Finding
 from ...health.gpu import Gpu
 from ...health.node import NodeFacts

@@ -12,8 +12,7 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 
 from ..._text import clean
-from ...diagnosis.hosts import all_stacks
-from ...diagnosis.seen import Seen, seen_by
+from ...diagnosis.hosts import Seen, all_stacks, seen_by
 from ...findings import Diagnosis
 from ...stacks.draw import to_collapsed, to_speedscope
 from ...stacks.formats.cuda import short_name
