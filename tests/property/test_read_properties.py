@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from distdebug.flight_recorder import DumpFile, parse_name, read_dumps
 from distdebug.flight_recorder.reading import decode
 from distdebug.flight_recorder.reading.assemble import Tables, UnusableError
-from distdebug.flight_recorder.reading.decode import answer
-from distdebug.flight_recorder.reading.unpickle import load_plain
+from distdebug.flight_recorder.reading.decode import answer, load_plain
 from distdebug.testing import SimulatedJob, make_dumps, plain_dump
 from distdebug.testing.dumps import torch_pickle
 

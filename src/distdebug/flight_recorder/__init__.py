@@ -34,9 +34,12 @@ if TYPE_CHECKING:
     from .columns import COMPLETED as COMPLETED
     from .columns import STARTED as STARTED
     from .columns import Dumps as Dumps
+    from .columns import EntryRow as EntryRow
     from .columns import Frame as Frame
     from .columns import GroupStatus as GroupStatus
     from .columns import RankDump as RankDump
+    from .columns import entry_rows as entry_rows
+    from .columns import shape_texts as shape_texts
     from .dump import dump_flight_recorder as dump_flight_recorder
     from .enable import disable_flight_recorder as disable_flight_recorder
     from .enable import enable_flight_recorder as enable_flight_recorder
@@ -61,9 +64,6 @@ if TYPE_CHECKING:
     from .sidecar import SidecarGroup as SidecarGroup
     from .sidecar import read_sidecar as read_sidecar
     from .sidecar import write_sidecar as write_sidecar
-    from .tables import EntryRow as EntryRow
-    from .tables import entry_rows as entry_rows
-    from .tables import shape_texts as shape_texts
     from .timeline.clocks import Timeline as Timeline
     from .timeline.write import write_timeline as write_timeline
 else:

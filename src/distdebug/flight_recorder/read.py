@@ -16,12 +16,14 @@ from .._text import list_text
 from ..errors import NoDumpsError
 from ..findings import Missing
 from .columns import Dumps, Frame, RankDump
-from .reading.assemble import Tables, UnusableError, parse_frames
-from .reading.choose import (
+from .reading.assemble import (
     Decoded,
+    Tables,
+    UnusableError,
     announce_failures,
     announce_losses,
     choose_dumps,
+    parse_frames,
     plan_reading,
 )
 from .reading.files import DumpFile, find_files

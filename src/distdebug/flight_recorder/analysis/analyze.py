@@ -23,7 +23,7 @@ from ...waits import Wait
 from ..columns import Dumps
 from ..read import read_dumps
 from .job import Job, survey
-from .mismatch import Mismatch, find_mismatches
+from .mismatch import Mismatch, find_mismatches, find_pair_mismatches
 from .report import FlightReport, select
 from .roots import Root, arrived_late, find_roots, is_left_behind
 from .stragglers import find_stragglers
@@ -40,7 +40,6 @@ from .stuck import (
     since_ns,
     waited_ns,
 )
-from .transfers import find_pair_mismatches
 
 
 #: What to do next, by the cause.

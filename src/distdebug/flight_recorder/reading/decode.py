@@ -20,13 +20,358 @@ import struct
 import sys
 import zlib
 
-from typing import Any, BinaryIO
+from collections.abc import Callable
+from typing import Any, BinaryIO, NamedTuple
 
 from .extract import KEYS, NotADumpError, describe, frames_of, tabulate
-from .unpickle import SIZE_LIMIT, limit_process, load_plain
 
 
-__all__ = ["LENGTHS", "Message", "UnreadableError", "answer", "main", "pack"]
+# Deeper than any dump, and far from the limits of the interpreter.
+_DEPTH_LIMIT = 200
+
+
+class DamagedError(Exception):
+    """
+    The bytes are not a whole pickle of plain data.
+    """
+
+
+class Outcome(NamedTuple):
+    """
+    What was read.
+
+    Attributes:
+        value: The whole value; or, of a damaged dump, as much of it as could
+            be read; or `None`.
+
+        damage: Why reading stopped early; ``""`` if it did not.
+    """
+
+    value: Any
+    damage: str
+
+
+def load_plain(data: bytes) -> Outcome:
+    """
+    Read a pickle of plain data, as far as it is whole.
+
+    Args:
+        data: A pickle of protocol 2 or later, made of nothing but `dict`,
+            `list`, `tuple`, `str`, `int`, `float`, `bool`, and `None`.
+
+    Returns:
+        The value; or what could be salvaged, and why it is not more.
+    """
+    machine = _Machine(data)
+    try:
+        return Outcome(machine.run(), "")
+    except DamagedError as exc:
+        return Outcome(_salvage(machine), f"{exc} at byte {machine.pos}")
+
+
+class _Machine:
+    """
+    The stack machine that pickles are programs for.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.pos = 0
+        self.stack: list[Any] = []
+        self.outer: list[list[Any]] = []
+        # A dictionary, because a list would have to be as long as its
+        # highest index, which may be any number.
+        self.memo: dict[int, Any] = {}
+
+    def run(self) -> Any:
+        while True:
+            opcode = self.take(1)
+            if opcode == b".":
+                return self.pop()
+
+            action = _ACTIONS.get(opcode)
+            if action is None:
+                self.pos -= 1
+                msg = f"opcode {opcode!r}, which plain data does not need,"
+                raise DamagedError(msg)
+
+            action(self)
+
+    def take(self, size: int) -> bytes:
+        end = self.pos + size
+        if size < 0 or end > len(self.data):
+            msg = "the file ends too early"
+            raise DamagedError(msg)
+
+        chunk = self.data[self.pos : end]
+        self.pos = end
+        return chunk
+
+    def number(self, layout: str) -> Any:
+        return struct.unpack(layout, self.take(struct.calcsize(layout)))[0]
+
+    def pop(self) -> Any:
+        if not self.stack:
+            msg = "nothing to take from the stack"
+            raise DamagedError(msg)
+
+        return self.stack.pop()
+
+    def mark(self) -> None:
+        if len(self.outer) >= _DEPTH_LIMIT:
+            msg = "nested too deeply"
+            raise DamagedError(msg)
+
+        self.outer.append(self.stack)
+        self.stack = []
+
+    def since_mark(self) -> list[Any]:
+        if not self.outer:
+            msg = "no mark to go back to"
+            raise DamagedError(msg)
+
+        items = self.stack
+        self.stack = self.outer.pop()
+        return items
+
+    def top(self, kind: type) -> Any:
+        if not self.stack or type(self.stack[-1]) is not kind:
+            msg = f"no {kind.__name__} to fill"
+            raise DamagedError(msg)
+
+        return self.stack[-1]
+
+    def remember(self, index: int) -> None:
+        if not self.stack:
+            msg = "nothing to remember"
+            raise DamagedError(msg)
+
+        self.memo[index] = self.stack[-1]
+
+    def recall(self, index: int) -> None:
+        if index not in self.memo:
+            msg = f"nothing is remembered as {index}"
+            raise DamagedError(msg)
+
+        self.stack.append(self.memo[index])
+
+
+def _push(value: Any) -> Callable[[_Machine], None]:
+    return lambda m: m.stack.append(value)
+
+
+def _push_number(layout: str) -> Callable[[_Machine], None]:
+    return lambda m: m.stack.append(m.number(layout))
+
+
+def _push_text(layout: str) -> Callable[[_Machine], None]:
+    def action(m: _Machine) -> None:
+        raw = m.take(m.number(layout))
+        try:
+            m.stack.append(raw.decode("utf-8", "surrogatepass"))
+        except UnicodeDecodeError:
+            msg = "a string that is not UTF-8"
+            raise DamagedError(msg) from None
+
+    return action
+
+
+def _push_long(layout: str) -> Callable[[_Machine], None]:
+    return lambda m: m.stack.append(
+        int.from_bytes(m.take(m.number(layout)), "little", signed=True)
+    )
+
+
+def _push_tuple(size: int) -> Callable[[_Machine], None]:
+    def action(m: _Machine) -> None:
+        items = [m.pop() for _ in range(size)]
+        m.stack.append(tuple(reversed(items)))
+
+    return action
+
+
+def _tuple(m: _Machine) -> None:
+    items = m.since_mark()
+    m.stack.append(tuple(items))
+
+
+def _append(m: _Machine) -> None:
+    item = m.pop()
+    m.top(list).append(item)
+
+
+def _appends(m: _Machine) -> None:
+    items = m.since_mark()
+    m.top(list).extend(items)
+
+
+def _set_item(m: _Machine) -> None:
+    value, key = m.pop(), m.pop()
+    _fill(m.top(dict), [key, value])
+
+
+def _set_items(m: _Machine) -> None:
+    items = m.since_mark()
+    _fill(m.top(dict), items)
+
+
+def _fill(target: dict[Any, Any], items: list[Any]) -> None:
+    keys = items[::2]
+    # Nothing else is a key in plain data, and hashing a nested tuple can take
+    # for ever.
+    if len(items) % 2 or not all(_is_key(key) for key in keys):
+        msg = "a dictionary with broken keys"
+        raise DamagedError(msg)
+
+    target.update(zip(keys, items[1::2], strict=True))
+
+
+def _is_key(key: Any) -> bool:
+    return key is None or isinstance(key, str | int | float)
+
+
+def _forget(_: object) -> None:
+    """
+    Recursive tuples are taken off the stack and recalled.
+    """
+
+
+def _ignore_protocol(m: _Machine) -> None:
+    if m.take(1)[0] > 5:
+        msg = "a protocol that is not known"
+        raise DamagedError(msg)
+
+
+_ACTIONS: dict[bytes, Callable[[_Machine], None]] = {
+    b"\x80": _ignore_protocol,
+    b"\x95": lambda m: m.number("<Q"),
+    b"(": _Machine.mark,
+    b"}": lambda m: m.stack.append({}),
+    b"]": lambda m: m.stack.append([]),
+    b")": _push(()),
+    b"s": _set_item,
+    b"u": _set_items,
+    b"a": _append,
+    b"e": _appends,
+    b"t": _tuple,
+    b"\x85": _push_tuple(1),
+    b"\x86": _push_tuple(2),
+    b"\x87": _push_tuple(3),
+    b"X": _push_text("<I"),
+    b"\x8c": _push_text("<B"),
+    b"\x8d": _push_text("<Q"),
+    b"J": _push_number("<i"),
+    b"K": _push_number("<B"),
+    b"M": _push_number("<H"),
+    b"\x8a": _push_long("<B"),
+    b"\x8b": _push_long("<i"),
+    b"G": _push_number(">d"),
+    b"N": _push(None),
+    b"\x88": lambda m: m.stack.append(True),
+    b"\x89": lambda m: m.stack.append(False),
+    b"q": lambda m: m.remember(m.number("<B")),
+    b"r": lambda m: m.remember(m.number("<I")),
+    b"\x94": lambda m: m.remember(len(m.memo)),
+    b"h": lambda m: m.recall(m.number("<B")),
+    b"j": lambda m: m.recall(m.number("<I")),
+    b"0": lambda m: _forget(m.pop()),
+    b"1": lambda m: _forget(m.since_mark()),
+}
+
+
+def _salvage(machine: _Machine) -> Any:
+    """
+    Close the dump around its last whole record.
+
+    Dictionaries and lists are filled from the stack only when they end, so an
+    unfinished dump lies there as: the outer container; its keys and values;
+    the records so far; the parts of an unfinished record.
+    """
+    levels = [*machine.outer, machine.stack]
+    outer = levels[0][0] if levels[0] else None
+    if isinstance(outer, list):
+        return outer + _whole_records(levels[1:])
+
+    if not isinstance(outer, dict):
+        return None
+
+    items = levels[1] if len(levels) > 1 else []
+    keys, values = items[::2], items[1::2]
+    if len(levels) > 2 and keys and keys[-1] != "entries":
+        # Its value is unfinished.
+        keys.pop()
+
+    pairs = dict(outer)
+    for key, value in zip(keys, values, strict=False):
+        if key == "entries" and isinstance(value, list):
+            pairs[key] = value + _whole_records(levels[2:])
+        elif isinstance(key, str):
+            pairs[key] = value
+
+    return pairs
+
+
+def _whole_records(levels: list[list[Any]]) -> list[Any]:
+    if not levels:
+        return []
+
+    is_open = len(levels) > 1
+    records = levels[0][:-1] if is_open else levels[0]
+    return [r for r in records if isinstance(r, dict) and r]
+
+
+_MIB = 1 << 20
+
+# A ring of 20,000 records makes a file of 3 MB.
+SIZE_LIMIT = 128 * _MIB
+
+# Genuine dumps take 10 to 15 times their size, and 10 ms per MB.
+_MEMORY_BASE = 512 * _MIB
+_MEMORY_PER_BYTE = 40
+_MEMORY_MOST = 2048 * _MIB
+_SECONDS_BASE = 5
+_SECONDS_PER_MIB = 0.5
+
+
+def limit_process(size: int) -> bool:
+    """
+    Limit what this process may take, for a file of *size* bytes.
+
+    A process that takes more memory gets a :exc:`MemoryError`; one that takes
+    more processor time is ended by the system, without a core file.
+
+    Returns:
+        Whether memory is limited; on some systems that is not possible.
+    """
+    try:
+        import resource
+    except ImportError:
+        return False
+
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    seconds = usage.ru_utime + usage.ru_stime + _SECONDS_BASE
+    seconds += _SECONDS_PER_MIB * size / _MIB
+    memory = min(_MEMORY_BASE + _MEMORY_PER_BYTE * size, _MEMORY_MOST)
+    _lower(resource.RLIMIT_CPU, int(seconds) + 1)
+    _lower(resource.RLIMIT_CORE, 0)
+    # Elsewhere the limit can be set, but nobody minds it.
+    is_limited = _lower(resource.RLIMIT_AS, memory)
+    return is_limited and sys.platform.startswith("linux")
+
+
+def _lower(which: int, limit: int) -> bool:
+    import resource
+
+    try:
+        _, most = resource.getrlimit(which)
+        if most != resource.RLIM_INFINITY:
+            limit = min(limit, most)
+        resource.setrlimit(which, (limit, most))
+    except (OSError, ValueError):
+        return False
+
+    return True
+
 
 Message = bytes | bytearray
 
@@ -37,7 +382,6 @@ _NOT_A_DUMP = "it is not a Flight Recorder dump"
 _TOO_LARGE = "it is larger than any dump"
 
 _HEAD = 4096
-_MIB = 1 << 20
 
 
 class UnreadableError(Exception):

@@ -21,8 +21,14 @@ from ...usercode import user_location
 from ..analysis.membership import Group, Membership, Operation, Signatures
 from ..analysis.progress import collective_streams, is_done, is_p2p
 from ..analysis.report import FlightReport
-from ..columns import COMPLETED, Dumps, Entries, RankDump
-from ..tables import shape_words, state_text
+from ..columns import (
+    COMPLETED,
+    Dumps,
+    Entries,
+    RankDump,
+    shape_words,
+    state_text,
+)
 from .clocks import Arrivals
 
 

@@ -24,7 +24,6 @@ from ..analysis.membership import Signatures, find_groups
 from ..analysis.report import FlightReport
 from ..columns import Dumps, RankDump
 from ..read import read_dumps
-from .chrome import ChromeFormat
 from .clocks import (
     HostClock,
     Timeline,
@@ -32,6 +31,7 @@ from .clocks import (
     gather_arrivals,
     rank_offsets,
 )
+from .formats import ChromeFormat
 from .slices import (
     Absence,
     Arrow,
@@ -386,7 +386,7 @@ def _format_of(file: Path, plan: Plan) -> _Format:
     words = Words.of(plan.scene.dumps)
     notes = take_notes(plan.report, plan.scene.arrivals)
     if file.name.endswith(".pftrace"):
-        from .perfetto import NativeFormat
+        from .formats import NativeFormat
 
         return NativeFormat(words, notes, plan.start_ns)
 

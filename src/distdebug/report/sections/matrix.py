@@ -30,8 +30,7 @@ from ...flight_recorder.analysis.membership import Signatures
 from ...flight_recorder.analysis.progress import collective_streams
 from ...flight_recorder.analysis.report import FlightReport
 from ...flight_recorder.analysis.stragglers import clock_offsets_ns
-from ...flight_recorder.columns import Frame
-from ...flight_recorder.tables import shape_texts
+from ...flight_recorder.columns import Frame, shape_texts
 from ..format import Section
 from .graph import many_ranks
 from .matrix_cells import (

@@ -26,8 +26,13 @@ from ...flight_recorder.analysis.membership import (
 )
 from ...flight_recorder.analysis.progress import Stream, collective_streams
 from ...flight_recorder.analysis.report import FlightReport
-from ...flight_recorder.columns import COMPLETED, STARTED, Dumps, RankDump
-from ...flight_recorder.tables import shape_texts
+from ...flight_recorder.columns import (
+    COMPLETED,
+    STARTED,
+    Dumps,
+    RankDump,
+    shape_texts,
+)
 from ...ranks import ranks_text
 
 

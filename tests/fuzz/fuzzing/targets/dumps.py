@@ -25,8 +25,8 @@ from distdebug.flight_recorder import (
 )
 from distdebug.flight_recorder.reading import decode
 from distdebug.flight_recorder.reading.assemble import Tables, parse_frames
+from distdebug.flight_recorder.reading.decode import load_plain
 from distdebug.flight_recorder.reading.files import FileName
-from distdebug.flight_recorder.reading.unpickle import load_plain
 from distdebug.testing import SimulatedJob, plain_dump
 from distdebug.testing.dumps import torch_pickle
 
