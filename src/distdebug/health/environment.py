@@ -15,8 +15,12 @@ from typing import NamedTuple
 from .._text import list_text
 from ..findings import Cause, Confidence, Evidence, Finding, Missing
 from ..processes.model import Worker
-from .network import read_ib_ports, read_interfaces
-from .network_variables import judge_devices, judge_sockets
+from .network import (
+    judge_devices,
+    judge_sockets,
+    read_ib_ports,
+    read_interfaces,
+)
 from .node import EnvironmentHealth, NodeFacts, NodeHealth, by_confidence
 from .worker_environment import (
     ADDRESS,
