@@ -97,7 +97,7 @@ os.environ["RAY_AUTH_MODE"] = "disabled"
 os.environ.pop("RAY_ADDRESS", None)
 from ray.cluster_utils import Cluster
 from distdebug import read_dumps
-from distdebug.nodes.ray_executor import RayExecutor
+from distdebug.nodes.ray import RayExecutor
 small = {"num_cpus": 1, "object_store_memory": 500 << 20}
 head = {**small, "include_dashboard": False, "gcs_server_port": 0}
 cluster = Cluster(initialize_head=True, head_node_args=head)

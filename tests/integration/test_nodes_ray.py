@@ -29,7 +29,7 @@ from distdebug.diagnosis import snapshot_everywhere
 from distdebug.errors import NodesError
 from distdebug.findings import Cause
 from distdebug.nodes import Ray, run_on_nodes
-from distdebug.nodes.ray_executor import RayExecutor
+from distdebug.nodes.ray import RayExecutor
 from distdebug.testing import SimulatedJob, make_dumps
 
 from .living import end_all, having, wait_until
@@ -352,7 +352,7 @@ def test_nobody_there(monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         monkeypatch.setattr("distdebug.nodes.ray._CONNECT_S", 3.0)
-        monkeypatch.setattr("distdebug.nodes.stream._LEAVE_S", 0.5)
+        monkeypatch.setattr("distdebug.nodes.process._LEAVE_S", 0.5)
 
         with pytest.raises(NodesError, match="no Ray cluster answers"):
             list(run_on_nodes(["true"], engine=Ray(address)))

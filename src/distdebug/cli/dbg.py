@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..debugger.client.commands import Command
     from ..debugger.client.connecting import DebugClient
     from ..debugger.client.model import Answers, Listing
-    from ..nodes.stream import Talks
+    from ..nodes.process import Talks
 
 
 __all__ = ["add_parser", "run"]

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from .process import Channel as Channel
+    from .process import Door as Door
+    from .process import Talks as Talks
+    from .process import close_channels as close_channels
     from .process import run_process as run_process
     from .ray import Ray as Ray
+    from .ray import RayExecutor as RayExecutor
     from .ray import shared_env as shared_env
-    from .ray_executor import RayExecutor as RayExecutor
     from .remote_function import unpack_answer as unpack_answer
     from .results import Arrival as Arrival
     from .results import Bound as Bound
@@ -24,10 +28,6 @@ if TYPE_CHECKING:
     from .run import run_on_nodes as run_on_nodes
     from .slurm import Slurm as Slurm
     from .ssh import Ssh as Ssh
-    from .stream import Channel as Channel
-    from .stream import Door as Door
-    from .stream import Talks as Talks
-    from .stream import close_channels as close_channels
 else:
     from .._lazy import lazy_names
 

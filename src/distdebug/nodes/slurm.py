@@ -18,10 +18,9 @@ import attrs
 
 from .._text import clean
 from ..errors import NodesError
-from .process import run_errand, run_process
+from .process import Door, open_channel, run_errand, run_process
 from .results import Arrival, Bound, Ended, NodeStatus, Trouble
 from .run import side_by_side
-from .stream import Door, open_channel
 
 
 __all__ = ["Slurm"]

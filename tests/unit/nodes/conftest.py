@@ -85,7 +85,7 @@ def impatient(monkeypatch):
     them.
     """
     monkeypatch.setattr("distdebug.nodes.ray._CONNECT_S", 1.0)
-    monkeypatch.setattr("distdebug.nodes.stream._LEAVE_S", 0.2)
+    monkeypatch.setattr("distdebug.nodes.process._LEAVE_S", 0.2)
 
 
 class NodeDiedError(Exception):

@@ -72,7 +72,7 @@ class TestChannel:
         """
         # On a machine that is busy, the end is seen after the last word.
         reap_s = 0.2 if "sleep" in code else 9
-        monkeypatch.setattr("distdebug.nodes.stream._REAP_S", reap_s)
+        monkeypatch.setattr("distdebug.nodes.process._REAP_S", reap_s)
         found = start(code)
         heard(found)
 

@@ -44,7 +44,7 @@ from .remote import reach_nodes
 
 
 if TYPE_CHECKING:
-    from ...nodes.stream import Talks
+    from ...nodes.process import Talks
 
 
 # What an answer may take longer than the rank was told to wait.

@@ -21,7 +21,7 @@ import attrs
 
 from ..._text import clean
 from ...errors import DebuggerError
-from ...nodes.stream import Channel, Door, Talks, close_channels
+from ...nodes.process import Channel, Door, Talks, close_channels
 from ...processes.model import Worker
 from ..relay import VERSION
 from .calls import Line, Peer, Reached, ask_all
