@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 
     from ..processes.model import Worker
     from ..watching.config import HangDebugConfig
-    from ..watching.handler import Duty
-    from ..watching.hang import Hang, HangReason, Hook, Order, Response
+    from ..watching.hang import Duty, Hang, HangReason, Hook, Order, Response
 
 
 def add_when(parser: argparse.ArgumentParser) -> None:
@@ -184,7 +183,7 @@ def run(args: argparse.Namespace) -> int:
     Watch until the job is over; 1 if a snapshot found anything.
     """
     from ..watching.config import a_number
-    from ..watching.handler import Duty
+    from ..watching.hang import Duty
     from ..watching.watch import ProgressSensor, poll_of, watch_processes
 
     a_number(args.floor, "--floor", least=0.1)
@@ -267,7 +266,7 @@ def _sense(args: argparse.Namespace) -> Callable[..., object] | None:
 
 
 def _warn_of_missing(pids: Iterable[int]) -> None:
-    from ..watching.handler import Crew
+    from ..watching.hang import Crew
 
     there = Crew(pids).look(0.0)
     for pid in pids:

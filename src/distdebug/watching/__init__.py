@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from .config import HangDebugConfig as HangDebugConfig
     from .config import a_number as a_number
     from .gpu_activity import GpuActivity as GpuActivity
-    from .handler import Crew as Crew
-    from .handler import Duty as Duty
+    from .hang import Crew as Crew
+    from .hang import Duty as Duty
     from .hang import Hang as Hang
     from .hang import HangReason as HangReason
     from .hang import Hook as Hook

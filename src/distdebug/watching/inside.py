@@ -32,8 +32,7 @@ from .config import (
     several_functions,
     several_paths,
 )
-from .handler import Duty
-from .hang import Hang, HangReason, Hook, Order, Response, say
+from .hang import Duty, Hang, HangReason, Hook, Order, Response, say
 from .senses import FilesState, InTime, last_known, step, steps, switches
 from .watch import LEAST_POLL_S, ProgressSensor, poll_of, watch_processes
 

@@ -20,8 +20,7 @@ from ..processes.find import find_workers
 from ..processes.model import Worker
 from ..processes.scan import compile_patterns
 from .config import HangDebugConfig, a_number
-from .handler import Crew, crew_of
-from .hang import HangReason, NotYet, is_the_end, say
+from .hang import Crew, HangReason, NotYet, crew_of, is_the_end, say
 from .senses import switches
 
 

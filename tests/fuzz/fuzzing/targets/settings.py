@@ -13,7 +13,7 @@ from distdebug.logscan import scan_logs
 from distdebug.stacks.rules import load_rules as load_stack_rules
 from distdebug.startup import detect_phase, load_book
 from distdebug.watching import HangDebugConfig
-from distdebug.watching.webhook import message_for, read_address
+from distdebug.watching.hooks import message_for, read_address
 
 from ..places import file_of
 from ..target import HERE, target
