@@ -17,9 +17,9 @@ from ..raylogs.sessions import taken_apart
 
 
 if TYPE_CHECKING:
-    from ..raylogs.component_logs import Activity
     from ..raylogs.deaths.model import Deaths
     from ..raylogs.sessions import LogPart, RaySession, WorkerLog
+    from ..raylogs.workers import Activity
 
 
 __all__ = ["overview_blocks", "tail_records", "tail_text", "who_prints"]

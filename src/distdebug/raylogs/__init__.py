@@ -14,10 +14,6 @@ if TYPE_CHECKING:
     from .actor_logs import follow_lines as follow_lines
     from .actor_logs import read_parts as read_parts
     from .actor_logs import read_tail as read_tail
-    from .component_logs import Activity as Activity
-    from .component_logs import SystemLog as SystemLog
-    from .component_logs import last_activity as last_activity
-    from .component_logs import system_logs as system_logs
     from .deaths.find import find_deaths as find_deaths
     from .deaths.model import Death as Death
     from .deaths.model import Deaths as Deaths
@@ -41,6 +37,10 @@ if TYPE_CHECKING:
     from .sessions import find_ray_sessions as find_ray_sessions
     from .sessions import open_ray_session as open_ray_session
     from .sessions import taken_apart as taken_apart
+    from .workers import Activity as Activity
+    from .workers import SystemLog as SystemLog
+    from .workers import last_activity as last_activity
+    from .workers import system_logs as system_logs
     from .workers import worker_files as worker_files
     from .workers import worker_logs as worker_logs
 else:
