@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from .collectives.conclude import (
         collective_findings as collective_findings,
     )
-    from .collectives.context import rank_origins as rank_origins
     from .collectives.model import CollectiveLogs as CollectiveLogs
     from .collectives.model import LogRecord as LogRecord
+    from .collectives.model import rank_origins as rank_origins
     from .model import Hit as Hit
     from .model import LogGroup as LogGroup
     from .model import ScanReport as ScanReport

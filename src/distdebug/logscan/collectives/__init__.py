@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from .collect import PathsOrLines, read_collective_logs
 from .conclude import collective_findings
-from .context import RankOrigin, rank_origins
 from .model import (
     BarrierFailure,
     CollectiveLogs,
@@ -26,9 +25,11 @@ from .model import (
     NcclCall,
     NcclInit,
     NcclNote,
+    RankOrigin,
     StoreTimeout,
     WorkStatus,
     WorkTimeout,
+    rank_origins,
 )
 
 

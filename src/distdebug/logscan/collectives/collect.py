@@ -25,7 +25,6 @@ from ..._lines import (
 )
 from ...errors import LogError, NoLogsError
 from ...findings import Missing
-from .context import spaced, speakers
 from .model import (
     BarrierFailure,
     CollectiveLogs,
@@ -42,6 +41,8 @@ from .model import (
     StoreTimeout,
     WorkStatus,
     WorkTimeout,
+    spaced,
+    speakers,
 )
 from .parse import (
     read_checks,

@@ -12,8 +12,7 @@ import attrs
 from ...findings import Cause, Finding
 from ...ranks import ranks_text
 from .cases import Case, find_cases
-from .context import evidence_of
-from .model import CollectiveLogs, DesyncReport, DumpSignal
+from .model import CollectiveLogs, DesyncReport, DumpSignal, evidence_of
 from .nccl_errors import explain_communicators, explain_network
 from .rendezvous import (
     explain_checks,

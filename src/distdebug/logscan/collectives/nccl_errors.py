@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ...findings import Cause, CollectiveRef, Finding
 from ...ranks import fold_ranks
-from .context import nccl_finding
-from .model import CollectiveLogs, NcclCall, NcclInit, NcclNote
+from .model import CollectiveLogs, NcclCall, NcclInit, NcclNote, nccl_finding
 from .verdict import OTHER_INTERFACE
 
 

@@ -16,7 +16,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from ..._text import clean
-from .context import Number, Speaker, op_name, spaced, to_number
 from .model import (
     BarrierFailure,
     DesyncReport,
@@ -30,9 +29,14 @@ from .model import (
     NcclCall,
     NcclInit,
     NcclNote,
+    Number,
+    Speaker,
     StoreTimeout,
     WorkStatus,
     WorkTimeout,
+    op_name,
+    spaced,
+    to_number,
 )
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ...findings import Cause, CollectiveRef, Confidence, Finding
 from ...ranks import fold_ranks, ranks_text
-from .context import evidence_of, nccl_finding, ranks_of, who_waited, within
 from .model import (
     BarrierFailure,
     CollectiveLogs,
@@ -20,6 +19,11 @@ from .model import (
     LogRecord,
     NcclNote,
     StoreTimeout,
+    evidence_of,
+    nccl_finding,
+    ranks_of,
+    who_waited,
+    within,
 )
 from .verdict import REMEDIES
 

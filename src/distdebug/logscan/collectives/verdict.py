@@ -13,8 +13,7 @@ import attrs
 from ...findings import Cause, CollectiveRef, Confidence, Finding, GroupRef
 from ...ranks import fold_ranks, ranks_text
 from .cases import Case
-from .context import evidence_of
-from .model import LogRecord, WorkTimeout
+from .model import LogRecord, WorkTimeout, evidence_of
 
 
 _MOST_EVIDENCE = 6
