@@ -170,7 +170,7 @@ def test_isolated(folder, program, tmp_path):
     read_dumps(folder, ranks=[0])
 
     modules = set(out.read_text(encoding="utf-8").split())
-    assert {"sandboxed.decode", "sandboxed.unpickle"} <= modules
+    assert {"sandboxed.decode", "sandboxed.extract"} <= modules
     assert not {"distdebug", "site", "numpy", "attrs"} & modules
 
 
@@ -464,7 +464,7 @@ main()
         """
         Lists that hold each other, and take for ever to copy, are given up.
         """
-        program("import sandboxed.unpickle as l; l._SECONDS_BASE = 0; main()")
+        program("import sandboxed.decode as l; l._SECONDS_BASE = 0; main()")
         value: list[object] = []
         for _ in range(60):
             value = [value, value]
