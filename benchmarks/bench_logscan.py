@@ -26,14 +26,14 @@ import tempfile
 
 from pathlib import Path
 
-from distdebug.logscan.rules import read_rules
+from distdebug.logs.rules import read_rules
 from measured import slope
 
 
 PROGRAM = """
 import json, pathlib, re, sys, time
 import numpy
-from distdebug.logscan.scan import scan_logs
+from distdebug.logs.scan import scan_logs
 threads = int(sys.argv[2]) or None
 start = time.perf_counter()
 report = scan_logs(sys.argv[1], threads=threads)

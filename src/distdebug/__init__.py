@@ -69,7 +69,12 @@ if TYPE_CHECKING:
         write_timeline,
     )
     from .health import check_environment, check_node
-    from .logscan import collective_findings, read_collective_logs, scan_logs
+    from .logs import (
+        collective_findings,
+        detect_phase,
+        read_collective_logs,
+        scan_logs,
+    )
     from .nodes import NodeResult, run_on_nodes
     from .nsight import (
         NsysHealth,
@@ -93,7 +98,6 @@ if TYPE_CHECKING:
     from .raylogs import find_actor_logs, find_deaths, find_ray_sessions
     from .report import report_html, write_report
     from .stacks import explain_stacks, merge_stacks, read_stacks
-    from .startup import detect_phase
     from .watching import Hang, HangDebugConfig, Watch
     from .watching.inside import watch
 
@@ -257,9 +261,9 @@ _HOME = {
     "check_nsys": "nsight",
     "check_ray_debugger": "debugger",
     "collect_nsys_reports": "nsight",
-    "collective_findings": "logscan",
+    "collective_findings": "logs",
     "connect": "debugger",
-    "detect_phase": "startup",
+    "detect_phase": "logs",
     "diagnose": "diagnosis",
     "dump_flight_recorder": "flight_recorder",
     "enable_flight_recorder": "flight_recorder",
@@ -285,14 +289,14 @@ _HOME = {
     "ray_debugger_env": "debugger",
     "ray_debugger_setup": "debugger",
     "ray_nsight_status": "nsight",
-    "read_collective_logs": "logscan",
+    "read_collective_logs": "logs",
     "read_dumps": "flight_recorder",
     "read_stacks": "stacks",
     "report_html": "report",
     "request_dumps": "flight_recorder",
     "revert_ray_nsight": "nsight",
     "run_on_nodes": "nodes",
-    "scan_logs": "logscan",
+    "scan_logs": "logs",
     "scope": "debugger",
     "set_trace": "debugger",
     "snapshot": "diagnosis",

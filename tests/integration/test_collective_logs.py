@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from distdebug.findings import Cause
-from distdebug.logscan import collective_findings, read_collective_logs
+from distdebug.logs import collective_findings, read_collective_logs
 
 
 torch = pytest.importorskip("torch")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from distdebug.findings import Cause
-from distdebug.logscan import scan_logs
+from distdebug.logs import scan_logs
 
 
 PROGRAM = Path(__file__).with_name("programs") / "fail_rank.py"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.startup import detect_phase
+from distdebug.logs import detect_phase
 
 
 PROGRAM = Path(__file__).with_name("programs") / "starting_job.py"

@@ -9,7 +9,6 @@ import re
 
 import pytest
 
-from distdebug._lines import open_log
 from distdebug.bundle import parse_manifest
 from distdebug.debugger import connect
 from distdebug.errors import BundleError, MeshError, PatternError, RulesError
@@ -17,7 +16,14 @@ from distdebug.flight_recorder import DumpFile
 from distdebug.flight_recorder.reading.assemble import Tables, UnusableError
 from distdebug.flight_recorder.reading.decode import pack
 from distdebug.flight_recorder.reading.files import FileName
-from distdebug.logscan import load_rules, read_collective_logs, scan_logs
+from distdebug.logs import (
+    detect_phase,
+    load_book,
+    load_rules,
+    read_collective_logs,
+    scan_logs,
+)
+from distdebug.logs.lines import open_log
 from distdebug.nodes import NodeStatus
 from distdebug.nodes.results import ended_from_line
 from distdebug.nsight import match_worker
@@ -25,7 +31,6 @@ from distdebug.processes import compile_patterns, read_environ, whole_number
 from distdebug.ranks import Mesh, parse_ranks
 from distdebug.raylogs import find_deaths, open_ray_session
 from distdebug.stacks import explain_stacks
-from distdebug.startup import detect_phase, load_book
 
 
 DEEP = f"{'.a' * 1500} = 1"

@@ -17,7 +17,7 @@ from .output import print_json, print_result, telling
 
 
 if TYPE_CHECKING:
-    from ..logscan.model import ScanReport
+    from ..logs.model import ScanReport
     from ..raylogs.sessions import RaySession, WorkerLog
 
 
@@ -195,7 +195,7 @@ def _sessions_or_files(places: list[str]) -> list[str]:
 
 
 def _errors(args: argparse.Namespace, paths: list[str]) -> int:
-    from ..logscan.scan import scan_logs
+    from ..logs.scan import scan_logs
 
     with telling(unit="MB", scale=1e6) as tell:
         report: ScanReport = scan_logs(

@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     """
     Print the phase; 1 if anything is wrong.
     """
-    from ..startup import detect_phase
+    from ..logs import detect_phase
 
     with waiting("reading logs"):
         report = detect_phase(

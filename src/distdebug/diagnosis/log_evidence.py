@@ -33,7 +33,6 @@ from .._io import (
     read_ordinary,
     stays_in,
 )
-from .._lines import open_log, walk_logs
 from .._text import reason_of
 from ..errors import NoLogsError
 from ..findings import Finding, Missing
@@ -47,13 +46,13 @@ from ..health.node import (
     judge_node_facts,
     node_facts,
 )
-from ..logscan.collectives import (
-    CollectiveLogs,
-    rank_origins,
-    read_collective_logs,
-)
-from ..logscan.model import LogGroup, ScanReport
-from ..logscan.scan import scan_logs
+from ..logs.collectives.collect import read_collective_logs
+from ..logs.collectives.model import CollectiveLogs, rank_origins
+from ..logs.lines import open_log, walk_logs
+from ..logs.model import LogGroup, ScanReport
+from ..logs.phases.detect import detect_phase
+from ..logs.phases.model import PhaseReport
+from ..logs.scan import scan_logs
 from ..nsight.doctor import raylet_findings
 from ..raylogs.deaths.find import find_deaths
 from ..raylogs.deaths.model import Death, Deaths
@@ -62,8 +61,6 @@ from ..raylogs.driver.read import read_driver_log
 from ..raylogs.sessions import RaySession, find_ray_sessions
 from ..raylogs.workers import worker_files
 from ..stacks.parse import is_captured
-from ..startup.detect import detect_phase
-from ..startup.model import PhaseReport
 
 
 # In a folder only what is called like a log is one: it may hold anything.

@@ -13,14 +13,14 @@ from collections.abc import Collection, Iterable, Sequence
 import attrs
 
 from ..findings import Cause, Diagnosis, Finding, Missing
-from ..logscan.collectives import collective_findings
-from ..logscan.model import LogGroup
+from ..logs.collectives.conclude import collective_findings
+from ..logs.model import LogGroup
+from ..logs.phases.model import PhaseReport
 from ..ranks import ranks_text
 from ..raylogs.deaths.model import Deaths
 from ..raylogs.deaths.report import death_findings
 from ..raylogs.driver.model import DriverLog
 from ..raylogs.driver.report import driver_findings
-from ..startup.model import PhaseReport
 from .hosts import WAITS
 from .log_evidence import LogEvidence
 

@@ -21,12 +21,12 @@ import attrs
 import psutil
 
 from .._io import is_file, matching, resolved
-from .._lines import LogLine, read_lines, walk_logs
 from .._showing import Block, Shown
 from .._text import clean
 from ..capture.blockers import Check, check_blocks
 from ..capture.tool import run_tool
 from ..findings import Cause, Evidence, Finding, Missing, finding_entries
+from ..logs.lines import LogLine, read_lines, walk_logs
 from .patch import ray_nsight_status
 
 

@@ -20,7 +20,8 @@ from typing import Literal
 import attrs
 
 from .._io import is_folder, open_ordinary
-from .._lines import (
+from ..errors import LogError
+from ..logs.lines import (
     BROKEN,
     PACKED,
     LogLine,
@@ -30,7 +31,6 @@ from .._lines import (
     split_block,
     walk_logs,
 )
-from ..errors import LogError
 from .sessions import (
     LogPart,
     RaySession,

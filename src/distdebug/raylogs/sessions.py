@@ -30,11 +30,11 @@ from .._io import (
     resolved,
     stays_in,
 )
-from .._lines import PACKED
 from .._showing import Block, Shown
 from .._text import clean
 from ..errors import NoLogsError
 from ..findings import Missing, as_plain
+from ..logs.lines import PACKED
 
 
 @attrs.frozen(kw_only=True)

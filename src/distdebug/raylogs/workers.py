@@ -22,9 +22,9 @@ from typing import Any
 import attrs
 
 from .._io import matching
-from .._lines import BROKEN, PACKED, open_log, split_block
 from .._text import clean
 from ..findings import Missing
+from ..logs.lines import BROKEN, PACKED, open_log, split_block
 from .sessions import (
     Listed,
     LogPart,

@@ -15,15 +15,14 @@ import attrs
 import pytest
 
 from distdebug import diagnose
-from distdebug._lines import Origin
 from distdebug.diagnosis import LogEvidence, seen_by
 from distdebug.diagnosis import log_evidence as read_module
 from distdebug.diagnosis.log_join import join_logs, log_findings
 from distdebug.errors import NoDumpsError
 from distdebug.findings import Cause, Diagnosis, Evidence, Finding, Missing
-from distdebug.logscan import Hit, LogGroup, ScanReport
+from distdebug.logs import Hit, LogGroup, PhaseReport, ScanReport
+from distdebug.logs.lines import Origin
 from distdebug.raylogs import Death, Deaths, DriverLog, Failure
-from distdebug.startup import PhaseReport
 from distdebug.testing import SimulatedJob, make_dumps
 
 

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from distdebug.logscan import scan_logs
+from distdebug.logs import scan_logs
 
 
 WORDS = ["w-fatal", "w-: nan", "out of memory pool", "sixer6", "five5"]

@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distdebug import _lines as files_module
-from distdebug._lines import (
+from distdebug.logs import lines as files_module
+from distdebug.logs.lines import (
     LogLine,
     Origin,
     open_log,

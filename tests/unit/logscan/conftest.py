@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from distdebug.logscan import scan_logs
+from distdebug.logs import scan_logs
 
 
 @pytest.fixture

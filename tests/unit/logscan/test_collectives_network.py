@@ -5,7 +5,7 @@ Tests of what stores, Gloo, torch's own checks, and NCCL print.
 import pytest
 
 from distdebug.findings import Cause
-from distdebug.logscan import (
+from distdebug.logs import (
     collective_findings,
     rank_origins,
     read_collective_logs,

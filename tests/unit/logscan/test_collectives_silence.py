@@ -8,7 +8,7 @@ import time
 import pytest
 
 from distdebug.findings import Cause
-from distdebug.logscan import collective_findings, read_collective_logs
+from distdebug.logs import collective_findings, read_collective_logs
 
 
 HOUR = 3600

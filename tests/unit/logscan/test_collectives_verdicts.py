@@ -7,7 +7,7 @@ import re
 import pytest
 
 from distdebug.findings import Cause
-from distdebug.logscan import collective_findings, read_collective_logs
+from distdebug.logs import collective_findings, read_collective_logs
 
 
 WORLD = LAST = 8

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from distdebug.findings import Cause
-from distdebug.logscan import scan_logs
+from distdebug.logs import scan_logs
 
 
 DATA = Path(__file__).parents[2] / "data"

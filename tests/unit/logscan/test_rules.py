@@ -12,8 +12,8 @@ import pytest
 
 from distdebug.errors import RulesError
 from distdebug.findings import Cause
-from distdebug.logscan import LogRule, load_rules
-from distdebug.logscan.rules import read_rules
+from distdebug.logs import LogRule, load_rules
+from distdebug.logs.rules import read_rules
 
 
 MINE = r"""

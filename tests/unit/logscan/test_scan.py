@@ -19,7 +19,7 @@ import pytest
 
 from distdebug.errors import LogError, NoLogsError
 from distdebug.findings import Cause
-from distdebug.logscan import part, rules, scan_logs
+from distdebug.logs import part, rules, scan_logs
 
 
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
@@ -267,7 +267,7 @@ def test_parts_of_a_file(scan, monkeypatch, shift):
     number, and none of a traceback that begins in another part.
     """
     # Really, files are divided beyond 128 MiB.
-    monkeypatch.setattr("distdebug.logscan.scan._PART", 5_000)
+    monkeypatch.setattr("distdebug.logs.scan._PART", 5_000)
     trace = TRACE.replace("X: y\n", FULL)
     text = "x" * shift + "".join(
         f"step {n}\n" + (FULL if n % 7 == 0 else trace if n % 5 == 0 else "")

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from distdebug.findings import Cause
-from distdebug.logscan import scan_logs
+from distdebug.logs import scan_logs
 
 
 ERROR = """\

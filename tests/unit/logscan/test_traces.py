@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from distdebug.findings import Cause
-from distdebug.logscan import PyError
+from distdebug.logs import PyError
 
 
 SIMPLE = """\

@@ -11,9 +11,9 @@ from pathlib import Path
 import attrs
 import pytest
 
-from distdebug._lines import Origin
 from distdebug.errors import LogError, NoLogsError
 from distdebug.findings import Cause
+from distdebug.logs.lines import Origin
 from distdebug.raylogs import (
     DriverLog,
     DriverSource,

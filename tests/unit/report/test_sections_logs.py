@@ -13,21 +13,24 @@ import attrs
 import pytest
 
 from distdebug import diagnose
-from distdebug._lines import LogLine, Origin
 from distdebug.diagnosis import LogEvidence, Seen
 from distdebug.findings import Cause, Diagnosis, Finding
 from distdebug.health import NodeFacts, node_facts
-from distdebug.logscan import (
+from distdebug.logs import (
+    Harmless,
     Hit,
     LogGroup,
+    PhaseReport,
+    PhaseState,
+    Progress,
     PyError,
     PyFrame,
     ScanReport,
     TraceGroup,
     read_collective_logs,
 )
+from distdebug.logs.lines import LogLine, Origin
 from distdebug.raylogs import Death, Deaths, DriverLog, Failure
-from distdebug.startup import Harmless, PhaseReport, PhaseState, Progress
 
 
 VERDICT = Finding(cause=Cause.KILLED, ranks=(3,), summary="rank 3 was killed")

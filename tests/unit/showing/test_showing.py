@@ -59,7 +59,7 @@ from distdebug.flight_recorder import (
 )
 from distdebug.flight_recorder.timeline.clocks import HostClock
 from distdebug.health import EnvironmentHealth, NodeFacts, NodeHealth
-from distdebug.logscan import read_collective_logs, scan_logs
+from distdebug.logs import detect_phase, read_collective_logs, scan_logs
 from distdebug.nodes import NodeResult, NodeStatus
 from distdebug.nsight import (
     NsysHealth,
@@ -82,7 +82,6 @@ from distdebug.stacks import (
     ThreadStack,
     merge_stacks,
 )
-from distdebug.startup import detect_phase
 from distdebug.testing import SimulatedJob, make_dumps
 from distdebug.watching import Hang, HangReason
 

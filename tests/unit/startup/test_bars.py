@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from distdebug.startup import Progress, detect_phase
+from distdebug.logs import Progress, detect_phase
 
 
 # A framework to which every bar belongs.

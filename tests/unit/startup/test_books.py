@@ -9,8 +9,8 @@ import re
 import pytest
 
 from distdebug.errors import LogError, RulesError
-from distdebug.startup import detect_phase, load_book, read_books
-from distdebug.startup.book import literals_of
+from distdebug.logs import detect_phase, load_book, read_books
+from distdebug.logs.phases.framework_rules import literals_of
 
 
 MINE = r"""

@@ -11,7 +11,7 @@ import pytest
 from distdebug.__main__ import main
 from distdebug.errors import NoLogsError
 from distdebug.findings import Cause
-from distdebug.startup import detect_phase
+from distdebug.logs import detect_phase
 
 
 BEGUN = datetime(2026, 2, 20, 2, 4, 0).timestamp()  # noqa: DTZ001 as logs do

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from distdebug.startup import detect_phase
+from distdebug.logs import detect_phase
 
 
 TORCHSPEC = r"""

@@ -11,7 +11,7 @@ import os
 import pytest
 
 from distdebug.errors import NoLogsError
-from distdebug.startup import detect_phase
+from distdebug.logs import detect_phase
 
 
 HEAD = "[2026-02-20 02:03:57] a.py:1 INFO Resolved config:\n"

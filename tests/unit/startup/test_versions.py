@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from distdebug.startup import detect_phase
+from distdebug.logs import detect_phase
 
 
 # Each with whose it is, the current phase, what goes on inside, and the steps.

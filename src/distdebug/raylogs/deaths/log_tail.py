@@ -16,9 +16,9 @@ from pathlib import Path
 
 import attrs
 
-from ..._lines import open_log, parse_time, read_tail, split_block
 from ..._text import clean, without_controls
 from ...findings import Evidence, Location
+from ...logs.lines import open_log, parse_time, read_tail, split_block
 from ..sessions import LogPart
 
 

@@ -14,9 +14,9 @@ from typing import Any
 
 import attrs
 
-from ..._lines import open_log, parse_time, read_tail
 from ..._text import without_controls
 from ...findings import Evidence, Missing
+from ...logs.lines import open_log, parse_time, read_tail
 from ..sessions import RaySession, list_parts, parts_of
 from .log_tail import (
     Exit,

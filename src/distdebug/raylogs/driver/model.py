@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 import attrs
 
-from ..._lines import Origin
 from ..._showing import Block, Shown, Table
 from ...findings import Location, Missing, as_plain
+from ...logs.lines import Origin
 from ..sessions import RaySession, WorkerLog
 from ..workers import worker_logs
 

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import attrs
 
-from ..._lines import BROKEN, LogLine, Origin, read_lines
 from ..._text import clean
 from ...errors import DistdebugError, LogError, NoLogsError
 from ...findings import Location, Missing
+from ...logs.lines import BROKEN, LogLine, Origin, read_lines
 from ..deaths.model import memory_notes, rank_of
 from .model import DriverLog, DriverSource, Failure, FailureKind
 

@@ -12,10 +12,9 @@ from ..._text import clean, size_text
 from ...diagnosis.hosts import seen_by
 from ...diagnosis.log_evidence import LogEvidence
 from ...findings import Diagnosis
-from ...logscan.collectives import CollectiveLogs
-from ...logscan.collectives.model import LogRecord
-from ...logscan.model import LogGroup, ScanReport, TraceGroup
-from ...logscan.tracebacks import PyError, PyFrame
+from ...logs.collectives.model import CollectiveLogs, LogRecord
+from ...logs.model import LogGroup, ScanReport, TraceGroup
+from ...logs.tracebacks import PyError, PyFrame
 from ...raylogs.deaths.model import Death, Deaths
 from ...raylogs.driver.model import DriverLog
 from ..format import (

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ..._text import clean, time_text
 from ...diagnosis.hosts import seen_by
 from ...findings import Diagnosis, GroupProgress, group_order
-from ...startup.model import PhaseReport, PhaseState
+from ...logs.phases.model import PhaseReport, PhaseState
 from ..format import RankLinks, Section, as_sentence, moment_text, rank_links
 
 

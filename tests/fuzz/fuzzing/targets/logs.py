@@ -4,18 +4,18 @@ Logs of jobs.
 
 from __future__ import annotations
 
-from distdebug._lines import parse_line, parse_time, read_tail
 from distdebug.diagnosis.log_evidence import read_logs
 from distdebug.diagnosis.log_join import diagnose_logs
-from distdebug.logscan import (
+from distdebug.logs import (
     collective_findings,
+    detect_phase,
     rank_origins,
     read_collective_logs,
     scan_logs,
 )
+from distdebug.logs.lines import parse_line, parse_time, read_tail
+from distdebug.logs.phases.progress_bars import parse_bars, parse_number
 from distdebug.nsight.doctor import nsight_log_findings
-from distdebug.startup import detect_phase
-from distdebug.startup.progress_bars import parse_bars, parse_number
 
 from ..places import file_of, folder_of
 from ..target import HERE, target

@@ -8,10 +8,9 @@ import json
 import os
 
 from distdebug.errors import ConfigError, RulesError
-from distdebug.logscan import load_rules as load_log_rules
-from distdebug.logscan import scan_logs
+from distdebug.logs import detect_phase, load_book, scan_logs
+from distdebug.logs import load_rules as load_log_rules
 from distdebug.stacks.rules import load_rules as load_stack_rules
-from distdebug.startup import detect_phase, load_book
 from distdebug.watching import HangDebugConfig
 from distdebug.watching.hooks import message_for, read_address
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import attrs
 
-from .._lines import LogLine
-from .book import Book, Failure, How, Phase, Rule, RuleBook
+from ..lines import LogLine
+from .framework_rules import Book, Failure, How, Phase, Rule, RuleBook
 from .model import PhaseState, State
 from .progress_bars import Progress
 

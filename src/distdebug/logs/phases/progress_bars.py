@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import attrs
 
-from .._lines import LogLine, parse_time
+from ..lines import LogLine, parse_time
 
 
 # One of them stands in every bar.

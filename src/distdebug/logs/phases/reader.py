@@ -12,8 +12,15 @@ from typing import NamedTuple
 
 import attrs
 
-from .._lines import LogLine, Origin, parse_line
-from .book import TRACEBACK, Book, Phase, Rule, RuleBook, literals_of
+from ..lines import LogLine, Origin, parse_line
+from .framework_rules import (
+    TRACEBACK,
+    Book,
+    Phase,
+    Rule,
+    RuleBook,
+    literals_of,
+)
 from .prefilter import Block, Sieve, passages, read_blocks
 from .progress_bars import (
     BAR_LITERALS,

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
-from .._lines import Origin, open_log
 from .._text import clean
 from ..findings import Cause, Evidence, Finding, Location
 from ..ranks import ranks_text
+from .lines import Origin, open_log
 from .model import Hit, LogGroup, TraceGroup
 from .part import Event, is_packed
 from .rules import EXCEPTION, LEAST_PRIORITY, LogRule

@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 import attrs
 
-from .._lines import LogLine
-from .._showing import Block, Entries, Entry, Lines, Shown, Table
-from .._text import clean, time_text
-from ..findings import Finding, Missing
-from .book import How
+from ..._showing import Block, Entries, Entry, Lines, Shown, Table
+from ..._text import clean, time_text
+from ...findings import Finding, Missing
+from ..lines import LogLine
+from .framework_rules import How
 from .progress_bars import Progress
 
 

@@ -13,11 +13,11 @@ from typing import Any, get_args
 
 import attrs
 
-from .._lines import LogLine, walk_logs
-from .._text import clean, time_text
-from ..errors import LogError, NoLogsError
-from ..findings import Cause, Confidence, Evidence, Finding, Missing
-from .book import Book, Phase, make_rules, read_books
+from ..._text import clean, time_text
+from ...errors import LogError, NoLogsError
+from ...findings import Cause, Confidence, Evidence, Finding, Missing
+from ..lines import LogLine, walk_logs
+from .framework_rules import Book, Phase, make_rules, read_books
 from .model import Harmless, PhaseReport, PhaseState
 from .reader import follow_log, is_consequence
 from .timeline import (
@@ -639,7 +639,7 @@ def detect_phase(
         framework: Whose logs they are; by default what the logs show.
 
         rules: Books of the user, as
-            :func:`~distdebug.startup.book.load_book` reads them.
+            :func:`~distdebug.logs.phases.framework_rules.load_book` reads them.
 
     Returns:
         The phases, how far each is, and a verdict.

@@ -15,10 +15,10 @@ from typing import Any, Literal, get_args
 import attrs
 import numpy as np
 
-from .._lines import PADDING, SHORTEST, Index, build_index, find_words
-from .._rules import check_pattern, read_toml
-from ..errors import RulesError
-from ..findings import Cause, Confidence
+from ..._rules import check_pattern, read_toml
+from ...errors import RulesError
+from ...findings import Cause, Confidence
+from ..lines import PADDING, SHORTEST, Index, build_index, find_words
 from .progress_bars import BAR_LITERALS
 
 
@@ -287,7 +287,7 @@ class Book:
 
 
 _MOST_SECONDS = 1e9
-_BOOKS = Path(__file__).with_name("books")
+_BOOKS = Path(__file__).with_name("frameworks")
 
 
 def load_book(path: str | os.PathLike[str]) -> Book:
@@ -297,10 +297,10 @@ def load_book(path: str | os.PathLike[str]) -> Book:
     Args:
         path: A file in TOML, with a table ``[framework]`` and tables
             ``[[phase]]``, ``[[failure]]``, and ``[[ending]]``, whose keys are
-            the attributes of :class:`~distdebug.startup.book.Book`,
-            :class:`~distdebug.startup.book.Phase`,
-            :class:`~distdebug.startup.book.Failure`, and
-            :class:`~distdebug.startup.book.Ending`.
+            the attributes of :class:`~distdebug.logs.phases.framework_rules.Book`,
+            :class:`~distdebug.logs.phases.framework_rules.Phase`,
+            :class:`~distdebug.logs.phases.framework_rules.Failure`, and
+            :class:`~distdebug.logs.phases.framework_rules.Ending`.
 
     Returns:
         The book.

@@ -14,7 +14,9 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 import attrs
 import numpy as np
 
-from ..._lines import (
+from ...errors import LogError, NoLogsError
+from ...findings import Missing
+from ..lines import (
     PADDING,
     LogLine,
     build_index,
@@ -23,8 +25,6 @@ from ..._lines import (
     parse_line,
     walk_logs,
 )
-from ...errors import LogError, NoLogsError
-from ...findings import Missing
 from .model import (
     BarrierFailure,
     CollectiveLogs,

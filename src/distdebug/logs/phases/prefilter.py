@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Iterator
 import attrs
 import numpy as np
 
-from .._lines import BROKEN, open_log
-from .book import Rule, RuleBook, Words, make_words
+from ..lines import BROKEN, open_log
+from .framework_rules import Rule, RuleBook, Words, make_words
 from .timeline import Story
 
 

@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import attrs
 
-from ..._lines import LogLine, Origin, parse_time
 from ..._showing import Block, Shown, Table
 from ..._text import clean
 from ...findings import (
@@ -24,6 +23,7 @@ from ...findings import (
     as_plain,
 )
 from ...ranks import ranks_text
+from ..lines import LogLine, Origin, parse_time
 
 
 @attrs.frozen
@@ -529,7 +529,7 @@ def spaced(pattern: str) -> str:
     """
     Let a pattern match however many blanks stand where it has one, or none.
 
-    >>> from distdebug.logscan.collectives.model import spaced
+    >>> from distdebug.logs.collectives.model import spaced
     >>> spaced("ran for")
     'ran\\\\s{0,9}for'
     """
@@ -551,7 +551,7 @@ def op_name(text: str) -> str:
     """
     What is an operation of torch or NCCL called in dumps?
 
-    >>> from distdebug.logscan.collectives.model import op_name
+    >>> from distdebug.logs.collectives.model import op_name
     >>> op_name("_ALLGATHER_BASE"), op_name("ReduceScatter")
     ('_all_gather_base', 'reduce_scatter')
     """

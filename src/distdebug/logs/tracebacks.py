@@ -11,8 +11,8 @@ from itertools import islice
 
 import attrs
 
-from .._lines import LogLine, Origin
 from .._text import clean
+from .lines import LogLine, Origin
 
 
 # They tell only of what went wrong elsewhere.

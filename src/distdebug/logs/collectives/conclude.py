@@ -282,7 +282,7 @@ def collective_findings(logs: CollectiveLogs) -> tuple[Finding, ...]:
 
     Args:
         logs: What
-            :func:`~distdebug.logscan.collectives.collect.read_collective_logs`
+            :func:`~distdebug.logs.collectives.collect.read_collective_logs`
             found.
 
     Returns:

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import attrs
 
-from .._lines import BROKEN, walk_logs
 from .._text import list_text
 from ..errors import LogError, NoLogsError
 from ..findings import Missing
@@ -27,6 +26,7 @@ from .groups import (
     harmless_of,
     join_tallies,
 )
+from .lines import BROKEN, walk_logs
 from .model import LogGroup, ScanReport, TraceGroup
 from .part import Event, Part, is_packed, read_part
 from .rules import Plan, make_plan, read_rules
@@ -143,7 +143,7 @@ def scan_logs(
             folder are not followed.
 
         rules: Files of rules of your own, which are tried first; see
-            :func:`~distdebug.logscan.rules.load_rules`.
+            :func:`~distdebug.logs.rules.load_rules`.
 
         tell: Is called a few times per second with how many bytes were read
             and how many there are.

@@ -18,7 +18,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from .._lines import (
+from .lines import (
     PACKED,
     PADDING,
     LogLine,

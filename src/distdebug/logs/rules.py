@@ -18,10 +18,10 @@ from typing import Any, get_args
 
 import attrs
 
-from .._lines import SHORTEST, Index, build_index
 from .._rules import check_pattern, read_toml
 from ..errors import RulesError
 from ..findings import Cause, Confidence
+from .lines import SHORTEST, Index, build_index
 from .tracebacks import HEADER, Trace
 
 

@@ -29,9 +29,9 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from ._io import open_ordinary, stays_in
-from ._text import size_text, without_controls
-from .findings import Missing
+from .._io import open_ordinary, stays_in
+from .._text import size_text, without_controls
+from ..findings import Missing
 
 
 @attrs.frozen(kw_only=True)

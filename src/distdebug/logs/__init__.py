@@ -1,8 +1,5 @@
 """
-What went wrong, as gigabytes of logs tell?
-
-Any file of text is searched, whoever wrote it.  What the lines mean is told by
-rules, which are data, and to which users add their own.
+Read log files: what went wrong, which collectives hung, and how far start-up is.
 """
 
 from __future__ import annotations
@@ -23,6 +20,17 @@ if TYPE_CHECKING:
     from .model import LogGroup as LogGroup
     from .model import ScanReport as ScanReport
     from .model import TraceGroup as TraceGroup
+    from .phases.detect import detect_phase as detect_phase
+    from .phases.framework_rules import Book as Book
+    from .phases.framework_rules import Ending as Ending
+    from .phases.framework_rules import Failure as Failure
+    from .phases.framework_rules import Phase as Phase
+    from .phases.framework_rules import load_book as load_book
+    from .phases.framework_rules import read_books as read_books
+    from .phases.model import Harmless as Harmless
+    from .phases.model import PhaseReport as PhaseReport
+    from .phases.model import PhaseState as PhaseState
+    from .phases.progress_bars import Progress as Progress
     from .rules import LogRule as LogRule
     from .rules import load_rules as load_rules
     from .scan import scan_logs as scan_logs

@@ -9,7 +9,6 @@ from typing import Any
 
 import attrs
 
-from .._lines import Origin
 from .._showing import Block, Shown, Table
 from .._text import clean
 from ..findings import (
@@ -21,6 +20,7 @@ from ..findings import (
     missing_block,
 )
 from ..ranks import fold_ranks
+from .lines import Origin
 from .tracebacks import PyError
 
 

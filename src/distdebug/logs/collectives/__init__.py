@@ -1,0 +1,3 @@
+"""
+Reconstruct hung collectives from the lines of watchdogs, Gloo, and NCCL.
+"""
