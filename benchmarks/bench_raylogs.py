@@ -23,22 +23,22 @@ from measured import slope
 
 PROGRAMS = {
     "find class": """
-from distdebug.raylogs.worker_logs import find_actor_logs
+from distdebug.ray.worker_logs import find_actor_logs
 start = time.perf_counter()
 found = find_actor_logs("Trainer*", sys.argv[1])
 seconds = time.perf_counter() - start
 assert [log.actor_repr for log in found] == ["TrainerActor(rank=0)"], found
 """,
     "find line": """
-from distdebug.raylogs.worker_logs import find_actor_logs
+from distdebug.ray.worker_logs import find_actor_logs
 start = time.perf_counter()
 found = find_actor_logs("(TrainerActor pid=1001, ip=10.0.0.7)", sys.argv[1])
 seconds = time.perf_counter() - start
 assert len(found) == 1, found
 """,
     "all": """
-from distdebug.raylogs.sessions import find_ray_sessions
-from distdebug.raylogs.workers import worker_logs
+from distdebug.ray.sessions import find_ray_sessions
+from distdebug.ray.workers import worker_logs
 start = time.perf_counter()
 found = worker_logs(find_ray_sessions(sys.argv[1]))
 seconds = time.perf_counter() - start

@@ -46,7 +46,7 @@ copybutton_prompt_is_regexp = True
 nitpick_ignore = [
     *(("py:class", name) for name in dir(builtins)),
     # Variables of types, and names of types that autodoc does not follow.
-    ("py:class", "distdebug.bundle.debug_server.Content"),
+    ("py:class", "distdebug.snapshots.debug_server.Content"),
     ("py:class", "Hook"),
     ("py:class", "pd.DataFrame"),
 ]

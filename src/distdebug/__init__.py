@@ -17,19 +17,15 @@ if TYPE_CHECKING:
     from .debugger import (
         DebugClient,
         arm,
-        check_ray_debugger,
         connect,
-        launch_json,
         monarch_setup,
         post_mortem,
-        ray_debug_sessions,
         ray_debugger_env,
         ray_debugger_setup,
         scope,
         set_trace,
-        write_launch_json,
     )
-    from .diagnosis import Snapshot, diagnose, preflight, snapshot
+    from .diagnosis import diagnose
     from .errors import (
         BundleError,
         CaptureError,
@@ -95,8 +91,17 @@ if TYPE_CHECKING:
     )
     from .processes import Worker, find_workers
     from .ranks import Mesh, RankSelection, fold_ranks, parse_ranks
-    from .raylogs import find_actor_logs, find_deaths, find_ray_sessions
+    from .ray import (
+        check_ray_debugger,
+        find_actor_logs,
+        find_deaths,
+        find_ray_sessions,
+        launch_json,
+        ray_debug_sessions,
+        write_launch_json,
+    )
     from .report import report_html, write_report
+    from .snapshots import Snapshot, preflight, snapshot
     from .stacks import explain_stacks, merge_stacks, read_stacks
     from .watching import Hang, HangDebugConfig, Watch
     from .watching.inside import watch
@@ -245,7 +250,7 @@ _HOME = {
     "RecorderError": "errors",
     "RecorderSettings": "flight_recorder",
     "RulesError": "errors",
-    "Snapshot": "diagnosis",
+    "Snapshot": "snapshots",
     "StepProfiler": "nsight",
     "Timeline": "flight_recorder",
     "TooLateError": "errors",
@@ -259,7 +264,7 @@ _HOME = {
     "check_environment": "health",
     "check_node": "health",
     "check_nsys": "nsight",
-    "check_ray_debugger": "debugger",
+    "check_ray_debugger": "ray",
     "collect_nsys_reports": "nsight",
     "collective_findings": "logs",
     "connect": "debugger",
@@ -268,13 +273,13 @@ _HOME = {
     "dump_flight_recorder": "flight_recorder",
     "enable_flight_recorder": "flight_recorder",
     "explain_stacks": "stacks",
-    "find_actor_logs": "raylogs",
-    "find_deaths": "raylogs",
+    "find_actor_logs": "ray",
+    "find_deaths": "ray",
     "find_nsys_reports": "nsight",
-    "find_ray_sessions": "raylogs",
+    "find_ray_sessions": "ray",
     "find_workers": "processes",
     "fold_ranks": "ranks",
-    "launch_json": "debugger",
+    "launch_json": "ray",
     "match_worker": "nsight",
     "merge_runtime_env": "nsight",
     "merge_stacks": "stacks",
@@ -284,8 +289,8 @@ _HOME = {
     "parse_ranks": "ranks",
     "patch_ray_nsight": "nsight",
     "post_mortem": "debugger",
-    "preflight": "diagnosis",
-    "ray_debug_sessions": "debugger",
+    "preflight": "snapshots",
+    "ray_debug_sessions": "ray",
     "ray_debugger_env": "debugger",
     "ray_debugger_setup": "debugger",
     "ray_nsight_status": "nsight",
@@ -299,9 +304,9 @@ _HOME = {
     "scan_logs": "logs",
     "scope": "debugger",
     "set_trace": "debugger",
-    "snapshot": "diagnosis",
+    "snapshot": "snapshots",
     "watch": "watching.inside",
-    "write_launch_json": "debugger",
+    "write_launch_json": "ray",
     "write_report": "report",
     "write_timeline": "flight_recorder",
 }

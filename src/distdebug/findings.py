@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import attrs
 
-from ._showing import Block, Entries, Entry, Lines, Shown, Table
+from ._render import Block, Entries, Entry, Lines, Shown, Table
 from ._text import clean, reason_of
 from .ranks import fold_ranks, ranks_text
 

@@ -32,10 +32,10 @@ import distdebug
 
 from distdebug.__main__ import main
 from distdebug.debugger.inside.arming import disarm
-from distdebug.diagnosis import collect
 from distdebug.flight_recorder.enable import disable_flight_recorder
 from distdebug.nsight import patch
 from distdebug.nsight.reports import NsysReport
+from distdebug.snapshots import collect
 from distdebug.stacks import parse_stacks
 from distdebug.testing import SimulatedJob, make_dumps
 from distdebug.watching import HangReason, command_hook, webhook_hook

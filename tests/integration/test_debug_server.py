@@ -20,9 +20,9 @@ import pytest
 import distdebug
 
 from distdebug import Cause, diagnose
-from distdebug.bundle import debug_server as server_module
-from distdebug.bundle import keep_debug_server
 from distdebug.flight_recorder import read_dumps
+from distdebug.snapshots import debug_server as server_module
+from distdebug.snapshots import keep_debug_server
 from distdebug.stacks import read_stacks
 
 from .living import free_ports

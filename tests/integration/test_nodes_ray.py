@@ -24,12 +24,12 @@ import pytest
 import distdebug
 
 from distdebug import analyze_dumps
-from distdebug.bundle.manifest import read_manifest
 from distdebug.diagnosis import snapshot_everywhere
 from distdebug.errors import NodesError
 from distdebug.findings import Cause
 from distdebug.nodes import Ray, run_on_nodes
 from distdebug.nodes.ray import RayExecutor
+from distdebug.snapshots.manifest import read_manifest
 from distdebug.testing import SimulatedJob, make_dumps
 
 from .living import end_all, having, wait_until

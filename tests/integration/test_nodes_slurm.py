@@ -15,11 +15,12 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from distdebug.bundle.manifest import read_manifest
-from distdebug.diagnosis import collect, snapshot_everywhere
+from distdebug.diagnosis import snapshot_everywhere
 from distdebug.errors import NodesError
 from distdebug.findings import Cause
 from distdebug.nodes import Slurm, run_on_nodes
+from distdebug.snapshots import collect
+from distdebug.snapshots.manifest import read_manifest
 
 from .living import wait_until
 from .slurm_lab import slurm_lab

@@ -10,7 +10,7 @@ import shutil
 import pytest
 
 from distdebug.findings import Cause
-from distdebug.raylogs import (
+from distdebug.ray import (
     death_findings,
     death_of,
     find_actor_logs,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from distdebug.errors import NodesError
-from distdebug.raylogs import (
+from distdebug.ray import (
     ask_live_actors,
     find_actor_logs,
     find_ray_sessions,

@@ -21,7 +21,7 @@ import pytest
 import distdebug
 
 from distdebug import Cause, diagnose, snapshot
-from distdebug.bundle.manifest import read_manifest
+from distdebug.snapshots.manifest import read_manifest
 
 from .living import wait_for
 

@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distdebug.raylogs import (
+from distdebug.ray import (
     follow_lines,
     open_ray_session,
     read_parts,

@@ -9,7 +9,6 @@ import re
 
 import pytest
 
-from distdebug.bundle import parse_manifest
 from distdebug.debugger import connect
 from distdebug.errors import BundleError, MeshError, PatternError, RulesError
 from distdebug.flight_recorder import DumpFile
@@ -29,7 +28,8 @@ from distdebug.nodes.results import ended_from_line
 from distdebug.nsight import match_worker
 from distdebug.processes import compile_patterns, read_environ, whole_number
 from distdebug.ranks import Mesh, parse_ranks
-from distdebug.raylogs import find_deaths, open_ray_session
+from distdebug.ray import find_deaths, open_ray_session
+from distdebug.snapshots import parse_manifest
 from distdebug.stacks import explain_stacks
 
 

@@ -23,11 +23,11 @@ import pytest
 import distdebug
 
 from distdebug.__main__ import main
-from distdebug.bundle import Manifest, NodeEntry
-from distdebug.bundle.manifest import MANIFEST
 from distdebug.errors import ConfigError, DistdebugError
 from distdebug.findings import Missing
 from distdebug.report.page import about
+from distdebug.snapshots import Manifest, NodeEntry
+from distdebug.snapshots.manifest import MANIFEST
 from distdebug.testing import SimulatedJob, make_dumps, plain_dump
 
 

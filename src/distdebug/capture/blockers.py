@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import attrs
 
-from .._showing import Block, Lines, Table
+from .._render import Block, Lines, Table
 from .._text import clean
 from ..processes.model import ProcessState
 from ..processes.procfs import (

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import attrs
 
 from .._io import numbered, write_whole
-from .._showing import Block, Lines, Shown, Table, Tree
+from .._render import Block, Lines, Shown, Table, Tree
 from .._text import clean
 from ..findings import Finding, Missing, finding_entries, missing_block
 from ..processes.model import Worker

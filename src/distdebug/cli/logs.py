@@ -18,7 +18,7 @@ from .output import print_json, print_result, telling
 
 if TYPE_CHECKING:
     from ..logs.model import ScanReport
-    from ..raylogs.sessions import RaySession, WorkerLog
+    from ..ray.sessions import RaySession, WorkerLog
 
 
 __all__ = ["add_parser", "run"]
@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
     if args.errors and not args.actor:
         return _errors(args, _sessions_or_files(args.places))
 
-    from ..raylogs import find_ray_sessions
+    from ..ray import find_ray_sessions
 
     sessions = find_ray_sessions(*args.places)
     if args.deaths:
@@ -138,7 +138,7 @@ def _workers(
     args: argparse.Namespace, sessions: tuple[RaySession, ...]
 ) -> tuple[WorkerLog, ...]:
     from ..errors import NoLogsError
-    from ..raylogs import find_actor_logs, worker_logs
+    from ..ray import find_actor_logs, worker_logs
 
     name = _names(args.address)
     if not args.actor:
@@ -168,7 +168,7 @@ def _names(
     if address is None:
         return lambda workers: workers
 
-    from ..raylogs import ask_live_actors, with_live
+    from ..ray import ask_live_actors, with_live
 
     live = ask_live_actors(address)
     return lambda workers: with_live(workers, live)
@@ -189,7 +189,7 @@ def _sessions_or_files(places: list[str]) -> list[str]:
     if places:
         return places
 
-    from ..raylogs import find_ray_sessions
+    from ..ray import find_ray_sessions
 
     return [str(session.logs) for session in find_ray_sessions()]
 
@@ -211,7 +211,7 @@ def _errors(args: argparse.Namespace, paths: list[str]) -> int:
 
 def _deaths(args: argparse.Namespace, sessions: tuple[RaySession, ...]) -> int:
     from ..findings import finding_entries, missing_block
-    from ..raylogs import death_findings, find_deaths
+    from ..ray import death_findings, find_deaths
 
     deaths = find_deaths(sessions)
     findings = death_findings(deaths)
@@ -236,7 +236,7 @@ def _tails(args: argparse.Namespace, workers: tuple[WorkerLog, ...]) -> int:
 
 
 def _follow(args: argparse.Namespace, workers: tuple[WorkerLog, ...]) -> int:
-    from ..raylogs import follow_lines
+    from ..ray import follow_lines
     from .logs_text import tail_text, who_prints
 
     who = who_prints(workers)
@@ -264,7 +264,7 @@ def _overview(
     sessions: tuple[RaySession, ...],
     workers: tuple[WorkerLog, ...],
 ) -> int:
-    from ..raylogs import death_findings, find_deaths, last_activity
+    from ..ray import death_findings, find_deaths, last_activity
     from .logs_text import overview_blocks
 
     deaths = find_deaths(sessions)

@@ -9,17 +9,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .._showing import Block, Entries, Lines, Table
+from .._render import Block, Entries, Lines, Table
 from .._text import clean
 from ..findings import Finding, finding_entry
-from ..raylogs import read_tail
-from ..raylogs.sessions import taken_apart
+from ..ray import read_tail
+from ..ray.sessions import taken_apart
 
 
 if TYPE_CHECKING:
-    from ..raylogs.deaths.model import Deaths
-    from ..raylogs.sessions import LogPart, RaySession, WorkerLog
-    from ..raylogs.workers import Activity
+    from ..ray.death_model import Deaths
+    from ..ray.sessions import LogPart, RaySession, WorkerLog
+    from ..ray.workers import Activity
 
 
 __all__ = ["overview_blocks", "tail_records", "tail_text", "who_prints"]

@@ -21,7 +21,7 @@ from .._text import time_text
 
 
 if TYPE_CHECKING:
-    from .._showing import Block, Shown
+    from .._render import Block, Shown
 
 
 _STYLES = {
@@ -301,7 +301,7 @@ def shown_text(
 
         full: Whether to show all of what is long, too, however wide it is.
     """
-    from .._showing import Shown, blocks_text
+    from .._render import Shown, blocks_text
 
     paint = paint_fine if is_fine else paint_wrong
     if not has_colors(sys.stdout):

@@ -22,8 +22,8 @@ from .output import print_json, print_result, telling
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..diagnosis.collect import Snapshot
     from ..nodes.results import Engine
+    from ..snapshots.collect import Snapshot
 
 
 __all__ = ["add_parser", "run"]
@@ -167,7 +167,7 @@ def _how(args: argparse.Namespace) -> Callable[..., Snapshot]:
 
         return partial(snapshot, debug_server=args.debug_server or "")
 
-    from ..diagnosis.collect import snapshot_everywhere
+    from ..snapshots.collect import snapshot_everywhere
 
     return partial(snapshot_everywhere, engine=_engine(args))
 

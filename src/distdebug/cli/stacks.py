@@ -202,7 +202,7 @@ def _capture(args: argparse.Namespace) -> Capture:
 def _explain_files(args: argparse.Namespace) -> int:
     import attrs
 
-    from .._showing import Tree
+    from .._render import Tree
     from ..errors import CaptureError
     from ..findings import finding_entries, missing_block
     from ..stacks.draw import branches

@@ -237,7 +237,7 @@ def _config(args: argparse.Namespace) -> HangDebugConfig:
 
 
 def _order(args: argparse.Namespace, config: HangDebugConfig) -> Order:
-    from ..bundle.options import Wanted
+    from ..snapshots.options import Wanted
     from ..watching.hang import Order
 
     return Order(

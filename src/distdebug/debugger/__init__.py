@@ -42,12 +42,6 @@ if TYPE_CHECKING:
     from .launchers import ray_debugger_env as ray_debugger_env
     from .launchers import ray_debugger_setup as ray_debugger_setup
     from .protocol import job_environment as job_environment
-    from .ray_debugger.checks import check_ray_debugger as check_ray_debugger
-    from .ray_debugger.launch import launch_json as launch_json
-    from .ray_debugger.launch import write_launch_json as write_launch_json
-    from .ray_debugger.sessions import RayDebuggerCheck as RayDebuggerCheck
-    from .ray_debugger.sessions import RayDebugSession as RayDebugSession
-    from .ray_debugger.sessions import ray_debug_sessions as ray_debug_sessions
 else:
     from .._lazy import lazy_names
 

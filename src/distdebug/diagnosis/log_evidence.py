@@ -54,12 +54,12 @@ from ..logs.phases.detect import detect_phase
 from ..logs.phases.model import PhaseReport
 from ..logs.scan import scan_logs
 from ..nsight.doctor import raylet_findings
-from ..raylogs.deaths.find import find_deaths
-from ..raylogs.deaths.model import Death, Deaths
-from ..raylogs.driver.model import DriverLog
-from ..raylogs.driver.read import read_driver_log
-from ..raylogs.sessions import RaySession, find_ray_sessions
-from ..raylogs.workers import worker_files
+from ..ray.death_model import Death, Deaths
+from ..ray.deaths import find_deaths
+from ..ray.driver_model import DriverLog
+from ..ray.driver_output import read_driver_log
+from ..ray.sessions import RaySession, find_ray_sessions
+from ..ray.workers import worker_files
 from ..stacks.parse import is_captured
 
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from .._showing import Block, Shown, Table
+from .._render import Block, Shown, Table
 from .._text import clean
 from ..findings import Missing, missing_block
 from .reading.extract import count_elements, write_shape

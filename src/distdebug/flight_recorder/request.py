@@ -21,7 +21,7 @@ from typing import Any, Literal
 import attrs
 
 from .._io import is_folder
-from .._showing import Block, Entries, Entry, Shown
+from .._render import Block, Entries, Entry, Shown
 from .._text import clean
 from .sidecar import SIDECAR_SUFFIX, read_sidecar
 

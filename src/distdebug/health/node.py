@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 
 from .._in_time import answers_in_time
-from .._showing import Block, Lines, Shown
+from .._render import Block, Lines, Shown
 from .._text import clean, reason_of, size_text
 from ..findings import Finding, Missing
 from ..processes.procfs import parse_stat, read_link, read_proc
@@ -583,7 +583,7 @@ def _first_start(pids: Iterable[int], booted: float) -> float | None:
 
 
 FACTS_LAYOUT = 1
-"""The layout of ``node.json``; see :mod:`distdebug.bundle`."""
+"""The layout of ``node.json``; see :mod:`distdebug.snapshots`."""
 
 _MOST = 1 << 16
 _STORED_MOST_LINES = 100_000

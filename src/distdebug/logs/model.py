@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from .._showing import Block, Shown, Table
+from .._render import Block, Shown, Table
 from .._text import clean
 from ..findings import (
     Cause,

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import attrs
 
-from .._showing import Block, Entries, Entry, Lines, Shown
+from .._render import Block, Entries, Entry, Lines, Shown
 from .._text import clean
 
 

@@ -21,7 +21,7 @@ import attrs
 import psutil
 
 from .._io import is_file, matching, resolved
-from .._showing import Block, Shown
+from .._render import Block, Shown
 from .._text import clean
 from ..capture.blockers import Check, check_blocks
 from ..capture.tool import run_tool

@@ -24,7 +24,7 @@ from typing import Any, Literal
 import attrs
 
 from .._io import is_folder, is_there, matching, open_ordinary, read_ordinary
-from .._showing import Block, Lines, Shown
+from .._render import Block, Lines, Shown
 from ..processes.procfs import read_proc
 
 

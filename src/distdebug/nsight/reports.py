@@ -33,7 +33,7 @@ from .._io import (
     output_to,
     resolved,
 )
-from .._showing import Block, Lines, Shown, Table
+from .._render import Block, Lines, Shown, Table
 from .._text import clean
 from ..capture.tool import stoppable
 from ..errors import NsightError

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import attrs
 
-from .._showing import Block, Entries, Entry, Shown
+from .._render import Block, Entries, Entry, Shown
 from .._text import clean
 from .procfs import ENDED
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from .._showing import Branch
+from .._render import Branch
 from .._text import clean
 from .formats.gdb import looks_native
 from .merge import StackTree, normal_frames

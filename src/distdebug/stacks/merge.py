@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 
 import attrs
 
-from .._showing import Block, Shown, Tree
+from .._render import Block, Shown, Tree
 from ..ranks import fold_ranks
 from ..usercode import is_framework
 from .model import ProcessStacks, StackFrame, ThreadStack

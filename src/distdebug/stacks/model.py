@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from .._showing import Block, Branch, Shown, Tree
+from .._render import Block, Branch, Shown, Tree
 from .._text import clean
 from ..findings import as_plain
 

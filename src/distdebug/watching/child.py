@@ -22,11 +22,11 @@ from typing import IO, Any
 import attrs
 
 from .._text import clean
-from ..bundle.options import Wanted
 from ..errors import CaptureError
 from ..nodes.process import run_process
 from ..nodes.remote_function import unpack_answer
 from ..nodes.results import Bound, Ended
+from ..snapshots.options import Wanted
 from .hang import Hang, HangReason, Order, Response
 
 

@@ -18,13 +18,13 @@ import attrs
 
 from .._in_time import in_time
 from .._io import is_folder
-from .._showing import Block, Lines, Shown
+from .._render import Block, Lines, Shown
 from .._text import clean
-from ..bundle.options import Wanted
 from ..errors import DistdebugError
 from ..findings import Cause
 from ..processes.model import Worker
 from ..processes.threads import read_state
+from ..snapshots.options import Wanted
 
 
 @attrs.frozen(kw_only=True)

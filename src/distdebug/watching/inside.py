@@ -18,10 +18,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from ..bundle.options import Wanted
 from ..errors import CaptureError
 from ..flight_recorder.recording.trace import current_recording, read_progress
 from ..identity import current_identity
+from ..snapshots.options import Wanted
 from .child import ask_child
 from .config import (
     HangDebugConfig,

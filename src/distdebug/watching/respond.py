@@ -20,7 +20,24 @@ from pathlib import Path
 
 import attrs
 
-from ..bundle.folder import (
+from ..capture.attach import node_lock
+from ..capture.node import capture_node
+from ..errors import CaptureError, NodeBusyError
+from ..findings import Cause, Diagnosis, Finding, Missing
+from ..processes.environ import read_environ
+from ..processes.find import find_workers, workers_of
+from ..processes.model import Worker
+from ..report.page import leave_report
+from ..snapshots.collect import (
+    UNKNOWN,
+    Collected,
+    Snapshot,
+    collect_node,
+    explain_bundle,
+    reason_of,
+    version,
+)
+from ..snapshots.folder import (
     Part,
     age_s,
     count_parts,
@@ -30,24 +47,7 @@ from ..bundle.folder import (
     node_name,
     read_parts,
 )
-from ..bundle.manifest import Manifest, is_done, take_over
-from ..capture.attach import node_lock
-from ..capture.node import capture_node
-from ..diagnosis.collect import (
-    UNKNOWN,
-    Collected,
-    Snapshot,
-    collect_node,
-    explain_bundle,
-    reason_of,
-    version,
-)
-from ..errors import CaptureError, NodeBusyError
-from ..findings import Cause, Diagnosis, Finding, Missing
-from ..processes.environ import read_environ
-from ..processes.find import find_workers, workers_of
-from ..processes.model import Worker
-from ..report.page import leave_report
+from ..snapshots.manifest import Manifest, is_done, take_over
 from .hang import Hang, HangReason, Order, Outcome, Response, say
 
 

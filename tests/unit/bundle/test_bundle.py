@@ -13,7 +13,10 @@ import subprocess
 import psutil
 import pytest
 
-from distdebug.bundle import (
+from distdebug.errors import BundleError
+from distdebug.findings import Missing
+from distdebug.health import judge_node_facts
+from distdebug.snapshots import (
     Manifest,
     NodeEntry,
     keep_facts,
@@ -24,9 +27,6 @@ from distdebug.bundle import (
     read_manifest,
     write_manifest,
 )
-from distdebug.errors import BundleError
-from distdebug.findings import Missing
-from distdebug.health import judge_node_facts
 
 
 NODE = {"host": "n1", "status": "ok", "seconds": 1.0, "reason": ""}

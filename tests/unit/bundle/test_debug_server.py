@@ -21,9 +21,9 @@ import pytest
 
 from distdebug import diagnose
 from distdebug._in_time import answers_in_time
-from distdebug.bundle import debug_server, keep_debug_server
 from distdebug.findings import Cause
 from distdebug.flight_recorder import read_dumps
+from distdebug.snapshots import debug_server, keep_debug_server
 from distdebug.stacks import read_stacks
 
 

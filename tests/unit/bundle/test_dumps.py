@@ -17,7 +17,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from distdebug.bundle import ask_ranks, find_dump_dirs, keep_dumps
+from distdebug.snapshots import ask_ranks, find_dump_dirs, keep_dumps
 from distdebug.testing import SimulatedJob, make_dumps
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.bundle import (
+from distdebug.errors import ConfigError
+from distdebug.snapshots import (
     Manifest,
     age_s,
     is_taken,
@@ -26,7 +27,6 @@ from distdebug.bundle import (
     take_over,
     write_manifest,
 )
-from distdebug.errors import ConfigError
 
 
 MARK = ".unfinished"

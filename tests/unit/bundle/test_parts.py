@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import pytest
 
-from distdebug.bundle import (
+from distdebug.findings import Missing
+from distdebug.snapshots import (
     Manifest,
     NodeEntry,
     count_parts,
@@ -15,7 +16,6 @@ from distdebug.bundle import (
     read_parts,
     write_manifest,
 )
-from distdebug.findings import Missing
 
 
 MARK = ".unfinished"

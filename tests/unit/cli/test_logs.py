@@ -18,8 +18,8 @@ import pytest
 from distdebug.__main__ import main
 from distdebug.findings import Cause, Evidence, Finding
 from distdebug.health import EnvironmentHealth, NodeFacts, NodeHealth
-from distdebug.raylogs import LiveCluster
-from distdebug.raylogs.workers import KnownActor
+from distdebug.ray import LiveCluster
+from distdebug.ray.workers import KnownActor
 
 
 DATA = Path(__file__).parents[2] / "data" / "ray_sessions"
@@ -172,7 +172,7 @@ class TestLogs:
             asked.append(address)
             return LiveCluster(actors=(ENGINE,))
 
-        monkeypatch.setattr("distdebug.raylogs.ask_live_actors", ask)
+        monkeypatch.setattr("distdebug.ray.ask_live_actors", ask)
 
         main(["logs", str(session), "--address", "10.0.0.1:6379"])
         table = capsys.readouterr().out

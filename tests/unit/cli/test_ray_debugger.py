@@ -39,7 +39,7 @@ def waiting(monkeypatch):
 
         # It asks a cluster of Ray, which is not here.
         monkeypatch.setattr(
-            "distdebug.debugger.ray_debugger.sessions.ray_debug_sessions",
+            "distdebug.ray.debugger_sessions.ray_debug_sessions",
             answer,
         )
         return asked
@@ -59,7 +59,7 @@ def test_check(monkeypatch, capsys, ok):
         return RayDebuggerCheck(checks=(Check("debugpy", ok, "found"),))
 
     monkeypatch.setattr(
-        "distdebug.debugger.ray_debugger.checks.check_ray_debugger", answer
+        "distdebug.ray.debugger_checks.check_ray_debugger", answer
     )
     options = ["--ray", "h:1", "--slurm", "7", "--login", "l", "--port", "5"]
 

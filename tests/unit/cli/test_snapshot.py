@@ -14,8 +14,8 @@ import pytest
 import distdebug
 
 from distdebug.__main__ import main
-from distdebug.bundle import Manifest, NodeEntry
 from distdebug.findings import Cause, Diagnosis, Finding
+from distdebug.snapshots import Manifest, NodeEntry
 
 
 def finding(cause):
@@ -142,7 +142,7 @@ def test_slurm(taken, monkeypatch):
         return taken.snapshot
 
     monkeypatch.setattr(
-        "distdebug.diagnosis.collect.snapshot_everywhere", take
+        "distdebug.snapshots.collect.snapshot_everywhere", take
     )
 
     status = main(

@@ -307,7 +307,7 @@ class TestPreflight:
             ),
         ]
         monkeypatch.setattr(
-            "distdebug.diagnosis.collect.check_capture",
+            "distdebug.snapshots.collect.check_capture",
             lambda: tuple(checks),
         )
         return checks

@@ -24,8 +24,8 @@ import distdebug
 from distdebug.debugger import arm, connect, disarm, protocol
 from distdebug.debugger.client import attach
 from distdebug.debugger.inside import breakpoints, settings
-from distdebug.debugger.ray_debugger import sessions
 from distdebug.processes import Worker
+from distdebug.ray import debugger_sessions
 
 
 PATIENCE_S = 60
@@ -308,5 +308,5 @@ def cluster(monkeypatch):
         return SimpleNamespace(**{"status": 0, "complaint": b"", **said})
 
     monkeypatch.setitem(sys.modules, "ray", ray)
-    monkeypatch.setattr(sessions, "run_process", run)
+    monkeypatch.setattr(debugger_sessions, "run_process", run)
     return found

@@ -20,8 +20,8 @@ import pytest
 import distdebug
 
 from distdebug.debugger import ray_debug_sessions
-from distdebug.debugger.ray_debugger import child
 from distdebug.errors import MissingDependencyError, NodesError
+from distdebug.ray import debugger_child
 
 
 RAY = "/venv/lib/python3.11/site-packages/ray/util"
@@ -217,7 +217,9 @@ def ask_child(**question):
     """
     out = io.StringIO()
     question = {"address": "h:1", "errands": None, "timeout_s": 5, **question}
-    assert 0 == child.main(io.StringIO(json.dumps(question) + "\n"), out)
+    assert 0 == debugger_child.main(
+        io.StringIO(json.dumps(question) + "\n"), out
+    )
     return json.loads(out.getvalue())
 
 

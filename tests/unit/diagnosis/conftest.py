@@ -12,9 +12,9 @@ import attrs
 import pytest
 
 from distdebug.capture import Capture, CaptureStatus, ProcessCapture
-from distdebug.diagnosis import collect
 from distdebug.flight_recorder import Sidecar, SidecarFrame, write_sidecar
 from distdebug.processes import Worker
+from distdebug.snapshots import collect
 from distdebug.stacks import (
     ProcessStacks,
     StackFrame,

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.bundle import Manifest, NodeEntry, read_manifest
-from distdebug.diagnosis import collect, snapshot_everywhere
+from distdebug.diagnosis import snapshot_everywhere
 from distdebug.findings import Cause
 from distdebug.nodes import NodeResult, NodeStatus
+from distdebug.snapshots import Manifest, NodeEntry, collect, read_manifest
 
 
 C10D = "/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"

@@ -22,7 +22,7 @@ from distdebug.errors import NoDumpsError
 from distdebug.findings import Cause, Diagnosis, Evidence, Finding, Missing
 from distdebug.logs import Hit, LogGroup, PhaseReport, ScanReport
 from distdebug.logs.lines import Origin
-from distdebug.raylogs import Death, Deaths, DriverLog, Failure
+from distdebug.ray import Death, Deaths, DriverLog, Failure
 from distdebug.testing import SimulatedJob, make_dumps
 
 

@@ -19,10 +19,16 @@ import psutil
 import pytest
 
 from distdebug import snapshot
-from distdebug.bundle import Manifest, Wanted, new_bundle, read_manifest
-from distdebug.diagnosis import collect, collect_node, explain_bundle
+from distdebug.diagnosis import collect_node, explain_bundle
 from distdebug.errors import PatternError
 from distdebug.findings import Cause, Missing
+from distdebug.snapshots import (
+    Manifest,
+    Wanted,
+    collect,
+    new_bundle,
+    read_manifest,
+)
 from distdebug.testing import SimulatedJob, make_dumps
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from distdebug.findings import Cause
-from distdebug.raylogs import (
+from distdebug.ray import (
     death_findings,
     death_of,
     find_deaths,

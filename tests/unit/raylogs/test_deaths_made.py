@@ -9,7 +9,7 @@ import os
 import pytest
 
 from distdebug.findings import Cause, Evidence
-from distdebug.raylogs import (
+from distdebug.ray import (
     Death,
     Deaths,
     RaySession,

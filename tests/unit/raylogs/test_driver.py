@@ -14,7 +14,7 @@ import pytest
 from distdebug.errors import LogError, NoLogsError
 from distdebug.findings import Cause
 from distdebug.logs.lines import Origin
-from distdebug.raylogs import (
+from distdebug.ray import (
     DriverLog,
     DriverSource,
     Failure,
@@ -945,7 +945,7 @@ def test_sources_are_bounded(monkeypatch):
     """
     However many processes print, only so many are told.
     """
-    monkeypatch.setattr("distdebug.raylogs.driver.read._MOST_SOURCES", 2)
+    monkeypatch.setattr("distdebug.ray.driver_output._MOST_SOURCES", 2)
 
     log = read_driver_log([f"(A pid={pid}) x" for pid in (1, 2, 3, 1)])
 

@@ -14,7 +14,7 @@ import time
 import pytest
 
 from distdebug.errors import LogError
-from distdebug.raylogs import LogPart, RaySession, WorkerLog, follow_lines
+from distdebug.ray import LogPart, RaySession, WorkerLog, follow_lines
 
 
 class Steps(threading.Event):

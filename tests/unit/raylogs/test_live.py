@@ -14,7 +14,7 @@ import attrs
 import pytest
 
 from distdebug.errors import MissingDependencyError, NodesError
-from distdebug.raylogs import RaySession, WorkerLog, ask_live_actors, with_live
+from distdebug.ray import RaySession, WorkerLog, ask_live_actors, with_live
 
 
 pytestmark = pytest.mark.process

@@ -11,7 +11,7 @@ import shutil
 import pytest
 
 from distdebug.errors import NoLogsError
-from distdebug.raylogs import find_ray_sessions, open_ray_session
+from distdebug.ray import find_ray_sessions, open_ray_session
 
 
 FIRST = "session_2026-02-20_02-03-57_123456_4711"
@@ -278,7 +278,7 @@ def test_budget(tmp_path, monkeypatch):
     """
     No more than so many folders are looked into.
     """
-    monkeypatch.setattr("distdebug.raylogs.sessions._MOST_FOLDERS", 2)
+    monkeypatch.setattr("distdebug.ray.sessions._MOST_FOLDERS", 2)
     for name in "abc":
         make_session(tmp_path / name, name="session_latest", latest=False)
 

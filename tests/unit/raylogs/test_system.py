@@ -9,7 +9,7 @@ import os
 
 import pytest
 
-from distdebug.raylogs import last_activity, open_ray_session, system_logs
+from distdebug.ray import last_activity, open_ray_session, system_logs
 
 
 NOW = 1_800_000_000.0

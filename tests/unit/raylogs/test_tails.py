@@ -10,13 +10,7 @@ import os
 import pytest
 
 from distdebug.errors import LogError
-from distdebug.raylogs import (
-    LogPart,
-    RaySession,
-    WorkerLog,
-    read_parts,
-    read_tail,
-)
+from distdebug.ray import LogPart, RaySession, WorkerLog, read_parts, read_tail
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ import attrs
 import pytest
 
 from distdebug.errors import LogError, NoLogsError
-from distdebug.raylogs import (
+from distdebug.ray import (
     find_actor_logs,
     find_ray_sessions,
     open_ray_session,

@@ -30,7 +30,7 @@ from distdebug.logs import (
     read_collective_logs,
 )
 from distdebug.logs.lines import LogLine, Origin
-from distdebug.raylogs import Death, Deaths, DriverLog, Failure
+from distdebug.ray import Death, Deaths, DriverLog, Failure
 
 
 VERDICT = Finding(cause=Cause.KILLED, ranks=(3,), summary="rank 3 was killed")

@@ -22,7 +22,7 @@ from distdebug.findings import (
     Location,
     Missing,
 )
-from distdebug.raylogs import Death, Deaths
+from distdebug.ray import Death, Deaths
 from distdebug.stacks import ProcessStacks
 from distdebug.testing import SimulatedJob, make_dumps
 

@@ -17,7 +17,7 @@ from distdebug.findings import Cause, Diagnosis, Evidence, Finding
 from distdebug.flight_recorder import Sidecar
 from distdebug.health import NodeFacts
 from distdebug.logs import CollectiveLogs
-from distdebug.raylogs import Death, Deaths
+from distdebug.ray import Death, Deaths
 from distdebug.stacks import ProcessStacks
 from distdebug.testing import SimulatedJob, make_dumps
 

@@ -17,7 +17,7 @@ import pytest
 
 import distdebug
 
-from distdebug._showing import (
+from distdebug._render import (
     Branch,
     Entries,
     Entry,
@@ -28,7 +28,6 @@ from distdebug._showing import (
     blocks_html,
     blocks_text,
 )
-from distdebug.bundle import Manifest
 from distdebug.capture import Capture, CaptureStatus, Check, ProcessCapture
 from distdebug.debugger import (
     Answers,
@@ -69,13 +68,8 @@ from distdebug.nsight import (
 )
 from distdebug.nsight.reports import ReportRow, ReportSummary
 from distdebug.processes import Worker
-from distdebug.raylogs import (
-    Death,
-    Deaths,
-    RaySession,
-    WorkerLog,
-    read_driver_log,
-)
+from distdebug.ray import Death, Deaths, RaySession, WorkerLog, read_driver_log
+from distdebug.snapshots import Manifest
 from distdebug.stacks import (
     ProcessStacks,
     StackFrame,

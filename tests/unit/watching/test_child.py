@@ -18,16 +18,16 @@ import pytest
 
 import distdebug
 
-from distdebug.bundle import (
+from distdebug.errors import CaptureError
+from distdebug.findings import Cause
+from distdebug.nodes import Ended
+from distdebug.snapshots import (
     Manifest,
     Wanted,
     join_bundle,
     node_name,
     write_manifest,
 )
-from distdebug.errors import CaptureError
-from distdebug.findings import Cause
-from distdebug.nodes import Ended
 from distdebug.watching import (
     Hang,
     HangReason,

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from distdebug._in_time import in_time
-from distdebug.bundle import Wanted
 from distdebug.errors import HookError
 from distdebug.findings import Cause
+from distdebug.snapshots import Wanted
 from distdebug.watching import (
     Duty,
     Hang,

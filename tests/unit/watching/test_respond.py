@@ -18,7 +18,10 @@ from types import SimpleNamespace
 import attrs
 import pytest
 
-from distdebug.bundle import (
+from distdebug.diagnosis import Collected
+from distdebug.findings import Cause, Finding
+from distdebug.processes import Worker
+from distdebug.snapshots import (
     Manifest,
     NodeEntry,
     Wanted,
@@ -26,9 +29,6 @@ from distdebug.bundle import (
     read_manifest,
     write_manifest,
 )
-from distdebug.diagnosis import Collected
-from distdebug.findings import Cause, Finding
-from distdebug.processes import Worker
 from distdebug.stacks import (
     ProcessStacks,
     StackFrame,

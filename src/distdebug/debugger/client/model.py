@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import attrs
 
-from ..._showing import Block, Lines, Shown, Table
+from ..._render import Block, Lines, Shown, Table
 from ..._text import clean, list_text, without_controls
 from ...ranks import fold_ranks
 

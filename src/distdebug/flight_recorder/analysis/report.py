@@ -9,7 +9,7 @@ from typing import Any
 
 import attrs
 
-from ..._showing import Block, Shown
+from ..._render import Block, Shown
 from ...findings import (
     Cause,
     Diagnosis,

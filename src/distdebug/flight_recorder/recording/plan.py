@@ -133,7 +133,7 @@ class RecorderSettings(NamedTuple):
         Raises:
             MissingDependencyError: *pandas* is not installed.
         """
-        from ..._showing import frame_of
+        from ..._render import frame_of
 
         return frame_of(self.to_records())
 
@@ -141,7 +141,7 @@ class RecorderSettings(NamedTuple):
         p.text("..." if cycle else str(self))
 
     def _repr_html_(self) -> str:
-        from ..._showing import Table, blocks_html
+        from ..._render import Table, blocks_html
 
         rows = [
             (s.name, "-" if s.value is None else s.value, s.action, s.reason)

@@ -18,7 +18,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from ..._showing import Block, Lines, Shown
+from ..._render import Block, Lines, Shown
 from ..._text import clean, list_text, size_text
 from ...findings import as_plain
 from ...ranks import ranks_text

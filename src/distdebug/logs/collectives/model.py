@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import attrs
 
-from ..._showing import Block, Shown, Table
+from ..._render import Block, Shown, Table
 from ..._text import clean
 from ...findings import (
     Cause,

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import attrs
 
-from ..._showing import Block, Entries, Entry, Lines, Shown, Table
+from ..._render import Block, Entries, Entry, Lines, Shown, Table
 from ..._text import clean, time_text
 from ...findings import Finding, Missing
 from ..lines import LogLine

@@ -15,8 +15,8 @@ from ...findings import Diagnosis
 from ...logs.collectives.model import CollectiveLogs, LogRecord
 from ...logs.model import LogGroup, ScanReport, TraceGroup
 from ...logs.tracebacks import PyError, PyFrame
-from ...raylogs.deaths.model import Death, Deaths
-from ...raylogs.driver.model import DriverLog
+from ...ray.death_model import Death, Deaths
+from ...ray.driver_model import DriverLog
 from ..format import (
     RankLinks,
     Section,

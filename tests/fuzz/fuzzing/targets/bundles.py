@@ -6,25 +6,25 @@ from __future__ import annotations
 
 import json
 
-from distdebug.bundle import (
+from distdebug.diagnosis.log_evidence import find_places, read_nodes
+from distdebug.errors import BundleError
+from distdebug.findings import Missing
+from distdebug.health import environs_of, judge_node_facts, node_facts
+from distdebug.nsight.reports import join_workers
+from distdebug.snapshots import (
     Manifest,
     NodeEntry,
     merge_manifests,
     read_parts,
     write_manifest,
 )
-from distdebug.bundle.debug_server import (
+from distdebug.snapshots.debug_server import (
     Told,
     keep_told,
     read_addresses,
     read_page,
 )
-from distdebug.bundle.manifest import read_manifest, run_in_mark
-from distdebug.diagnosis.log_evidence import find_places, read_nodes
-from distdebug.errors import BundleError
-from distdebug.findings import Missing
-from distdebug.health import environs_of, judge_node_facts, node_facts
-from distdebug.nsight.reports import join_workers
+from distdebug.snapshots.manifest import read_manifest, run_in_mark
 
 from ..places import file_of, folder_of
 from ..target import HERE, target

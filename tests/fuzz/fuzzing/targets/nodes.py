@@ -9,7 +9,6 @@ import json
 from collections.abc import Callable
 from unittest.mock import patch
 
-from distdebug.debugger.ray_debugger import checks, cluster_state
 from distdebug.errors import NodesError
 from distdebug.nodes import Ended, shared_env, slurm, unpack_answer
 from distdebug.nodes.results import (
@@ -18,6 +17,7 @@ from distdebug.nodes.results import (
     ended_from_line,
     ended_to_line,
 )
+from distdebug.ray import debugger_checks, debugger_state
 
 from ..target import target
 
@@ -84,6 +84,6 @@ def ray_tables(data: bytes) -> object:
     JSON in Ray's own store, and the answer of its dashboard.
     """
     text = data.decode("utf-8", "replace")
-    checks.split_address(text[:200])
-    shared_env(cluster_state._loads(text))
-    return checks._judged("dashboard", "host:1", data, "2.50.1")
+    debugger_checks.split_address(text[:200])
+    shared_env(debugger_state._loads(text))
+    return debugger_checks._judged("dashboard", "host:1", data, "2.50.1")

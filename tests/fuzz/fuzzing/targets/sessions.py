@@ -10,7 +10,7 @@ from contextlib import suppress
 from itertools import islice
 
 from distdebug.errors import LogError, NoLogsError
-from distdebug.raylogs import (
+from distdebug.ray import (
     death_findings,
     driver_findings,
     driver_lines,
@@ -24,7 +24,7 @@ from distdebug.raylogs import (
     system_logs,
     worker_logs,
 )
-from distdebug.raylogs.deaths.log_tail import hear
+from distdebug.ray.log_tail import hear
 
 from ..places import file_of, folder_of, parcel_of
 from ..target import HERE, target

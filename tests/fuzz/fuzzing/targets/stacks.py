@@ -4,8 +4,8 @@ Stacks of all tools, and what is concluded from them.
 
 from __future__ import annotations
 
-from distdebug.bundle.debug_server import is_dump, process_in
 from distdebug.capture.sample import digests_of
+from distdebug.snapshots.debug_server import is_dump, process_in
 from distdebug.stacks import (
     StackFiles,
     explain_ranks,

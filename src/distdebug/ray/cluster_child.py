@@ -14,8 +14,6 @@ import sys
 from typing import Any
 
 
-__all__ = ["main"]
-
 _MARK = "distdebug:"
 _MOST = 10_000
 

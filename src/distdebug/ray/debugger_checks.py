@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 
 import attrs
 
-from ..._in_time import in_time
-from ..._text import clean
-from ...capture.blockers import Check
-from ...capture.tool import run_tool
-from ...errors import MissingDependencyError, NodesError
-from ...nodes.slurm import Slurm
-from .sessions import (
+from .._in_time import in_time
+from .._text import clean
+from ..capture.blockers import Check
+from ..capture.tool import run_tool
+from ..errors import MissingDependencyError, NodesError
+from ..nodes.slurm import Slurm
+from .debugger_sessions import (
     EXTENSION,
     RayDebuggerCheck,
     RayDebugSession,

@@ -1,5 +1,5 @@
 """
-What does a snapshot look like on disk?
+Take a snapshot of a job that hangs, and keep it as a bundle on disk.
 """
 
 from __future__ import annotations
@@ -7,6 +7,16 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from .collect import UNKNOWN as UNKNOWN
+    from .collect import Collected as Collected
+    from .collect import Snapshot as Snapshot
+    from .collect import collect_node as collect_node
+    from .collect import explain_bundle as explain_bundle
+    from .collect import preflight as preflight
+    from .collect import reason_of as reason_of
+    from .collect import snapshot as snapshot
+    from .collect import snapshot_everywhere as snapshot_everywhere
+    from .collect import version as version
     from .debug_server import keep_debug_server as keep_debug_server
     from .dumps import MOST_BYTES as MOST_BYTES
     from .dumps import ask_ranks as ask_ranks

@@ -1,7 +1,7 @@
 """
 What does a Ray cluster say to somebody who may not be kept waiting?
 
-It is started as ``python -m distdebug.debugger.ray_debugger.child`` by `ask`,
+It is started as ``python -m distdebug.ray.debugger_child`` by `ask`,
 which ends it when it takes too long.  One line of JSON comes in, and one goes
 out: ``{"answer": …}`` or ``{"reason": …}``.
 """
@@ -16,9 +16,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
 from typing import IO, Any
-
-
-__all__ = ["main"]
 
 
 def main(stdin: IO[str], stdout: IO[str]) -> int:
@@ -45,7 +42,7 @@ def main(stdin: IO[str], stdout: IO[str]) -> int:
 
 
 def _answer(question: Mapping[str, Any]) -> Any:
-    from .cluster_state import ask_workers, read_tables
+    from .debugger_state import ask_workers, read_tables
 
     if question["address"] == "auto" and "RAY_ADDRESS" not in os.environ:
         _use_token()

@@ -16,8 +16,8 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
-from ...nodes.ray import shared_env
-from . import in_worker
+from ..nodes.ray import shared_env
+from . import debugger_worker
 
 
 _WAIT_S = 10
@@ -210,7 +210,7 @@ def ask_workers(
 
     # What we were started by, and what is set here, is none of the workers'.
     ray.init(address, log_to_driver=False, namespace="_distdebug")
-    ray.cloudpickle.register_pickle_by_value(in_worker)
+    ray.cloudpickle.register_pickle_by_value(debugger_worker)
     deadline = time.monotonic() + timeout_s
     try:
         refs = [_send(errand) for errand in errands]
@@ -226,7 +226,7 @@ def _send(errand: Mapping[str, Any]) -> Any:
 
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    function = getattr(in_worker, errand["ask"])
+    function = getattr(debugger_worker, errand["ask"])
     place = NodeAffinitySchedulingStrategy(errand["node"], soft=False)
     # It runs beside a job that uses every CPU.
     task = ray.remote(num_cpus=0, max_retries=0)(function).options(

@@ -13,12 +13,19 @@ from typing import TypeVar
 
 import attrs
 
-from ...findings import Evidence
-from ..sessions import RaySession, WorkerLog
-from ..workers import KnownActor, exported_actors, worker_logs
+from ..findings import Evidence
+from .death_model import (
+    Death,
+    Deaths,
+    exit_code_of,
+    is_driver,
+    kind_of,
+    rank_of,
+)
+from .death_sources import Facts, gather
 from .log_tail import Exit, LastWords, Memory, Placement, hear, read_end
-from .model import Death, Deaths, exit_code_of, is_driver, kind_of, rank_of
-from .sources import Facts, gather
+from .sessions import RaySession, WorkerLog
+from .workers import KnownActor, exported_actors, worker_logs
 
 
 _NEVER_FIRST = frozenset({"intended", "job_ended", "owner_died"})

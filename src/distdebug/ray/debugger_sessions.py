@@ -16,16 +16,16 @@ from typing import Any, Literal, NamedTuple
 
 import attrs
 
-from ..._showing import Block, Shown
-from ..._text import clean
-from ...capture.blockers import Check, check_blocks
-from ...errors import MissingDependencyError, NodesError
-from ...findings import Cause, Evidence, Finding, Location
-from ...nodes.process import run_process
-from ...nodes.results import Bound
+from .._render import Block, Shown
+from .._text import clean
+from ..capture.blockers import Check, check_blocks
+from ..errors import MissingDependencyError, NodesError
+from ..findings import Cause, Evidence, Finding, Location
+from ..nodes.process import run_process
+from ..nodes.results import Bound
 
 
-_MODULE = f"{__package__}.child"
+_MODULE = f"{__package__}.debugger_child"
 # So long may Ray end by itself what it began.
 _GRACE_S = 3.0
 # The rest of the time is for the way there and back.

@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import attrs
 
-from ..._text import clean
-from ...errors import DistdebugError, LogError, NoLogsError
-from ...findings import Location, Missing
-from ...logs.lines import BROKEN, LogLine, Origin, read_lines
-from ..deaths.model import memory_notes, rank_of
-from .model import DriverLog, DriverSource, Failure, FailureKind
+from .._text import clean
+from ..errors import DistdebugError, LogError, NoLogsError
+from ..findings import Location, Missing
+from ..logs.lines import BROKEN, LogLine, Origin, read_lines
+from .death_model import memory_notes, rank_of
+from .driver_model import DriverLog, DriverSource, Failure, FailureKind
 
 
 _MOST_LINES = 200

@@ -26,11 +26,9 @@ from .sessions import RaySession, WorkerLog
 from .workers import KnownActor, with_actor
 
 
-__all__ = ["LiveCluster", "LiveNode", "ask_live_actors", "with_live"]
-
 _PROGRAM = (
     "import sys; sys.path.append(sys.argv[1]); "
-    "from distdebug.raylogs.live_child import main; main(*sys.argv[2:])"
+    "from distdebug.ray.cluster_child import main; main(*sys.argv[2:])"
 )
 _MARK = "distdebug:"
 _OVER = (

@@ -14,11 +14,11 @@ from typing import Any, Literal
 
 import attrs
 
-from ..._showing import Block, Shown, Table
-from ...findings import Location, Missing, as_plain
-from ...logs.lines import Origin
-from ..sessions import RaySession, WorkerLog
-from ..workers import worker_logs
+from .._render import Block, Shown, Table
+from ..findings import Location, Missing, as_plain
+from ..logs.lines import Origin
+from .sessions import RaySession, WorkerLog
+from .workers import worker_logs
 
 
 FailureKind = Literal[
@@ -281,7 +281,7 @@ def map_origins(
     Ray leaves out the address of the node that the driver is on.
 
     Args:
-        log: What :func:`~distdebug.raylogs.driver.read.read_driver_log` returned.
+        log: What :func:`~distdebug.ray.driver_output.read_driver_log` returned.
 
         sessions: The session folders of the nodes.
 

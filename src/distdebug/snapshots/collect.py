@@ -22,24 +22,13 @@ import attrs
 
 from .._in_time import in_time
 from .._io import output_to, write_whole
-from .._showing import Block, Shown
+from .._render import Block, Shown
 from .._text import clean
-from ..bundle.debug_server import keep_debug_server
-from ..bundle.dumps import MOST_BYTES, ask_ranks, find_dump_dirs, keep_dumps
-from ..bundle.folder import lost_part, merge_manifests, new_bundle, node_name
-from ..bundle.manifest import (
-    Manifest,
-    NodeEntry,
-    NodeStatus,
-    parse_manifest,
-    write_manifest,
-)
-from ..bundle.node import keep_facts, keep_tails, own_logs
-from ..bundle.options import Wanted
 from ..capture.blockers import Check, check_blocks
 from ..capture.model import Native, make_folder, write_capture
 from ..capture.node import capture_node
 from ..capture.rights import check_capture
+from ..diagnosis.root_cause import diagnose
 from ..findings import (
     Cause,
     Diagnosis,
@@ -51,7 +40,18 @@ from ..findings import (
 from ..nodes.results import Engine, NodeResult
 from ..nodes.run import run_on_nodes
 from ..processes.model import Worker
-from .root_cause import diagnose
+from .debug_server import keep_debug_server
+from .dumps import MOST_BYTES, ask_ranks, find_dump_dirs, keep_dumps
+from .folder import lost_part, merge_manifests, new_bundle, node_name
+from .manifest import (
+    Manifest,
+    NodeEntry,
+    NodeStatus,
+    parse_manifest,
+    write_manifest,
+)
+from .node import keep_facts, keep_tails, own_logs
+from .options import Wanted
 
 
 Tell = Callable[[str, int, int], object]
@@ -578,7 +578,7 @@ def snapshot_everywhere(
 
         tell: Called with the stage, and how many of how many are done.
 
-        options: What else :func:`~distdebug.diagnosis.collect.snapshot`
+        options: What else :func:`~distdebug.snapshots.collect.snapshot`
             takes.
 
     Returns:

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import attrs
 
-from ..._showing import Block, Shown, Table
-from ...findings import Evidence, Location, Missing, as_plain
+from .._render import Block, Shown, Table
+from ..findings import Evidence, Location, Missing, as_plain
 from .log_tail import Exit, LastWords, Memory, Orphan
 
 

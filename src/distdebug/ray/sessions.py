@@ -30,7 +30,7 @@ from .._io import (
     resolved,
     stays_in,
 )
-from .._showing import Block, Shown
+from .._render import Block, Shown
 from .._text import clean
 from ..errors import NoLogsError
 from ..findings import Missing, as_plain

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 import attrs
 
-from ..._text import clean, size_text
-from ...findings import Cause, Evidence, Finding
-from .model import DriverLog, Failure, FailureKind
+from .._text import clean, size_text
+from ..findings import Cause, Evidence, Finding
+from .driver_model import DriverLog, Failure, FailureKind
 
 
 _CAUSES: Mapping[FailureKind, Cause] = {
@@ -130,7 +130,7 @@ def driver_findings(log: DriverLog) -> tuple[Finding, ...]:
     Tell what the output of a driver means.
 
     Args:
-        log: What :func:`~distdebug.raylogs.driver.read.read_driver_log` returned.
+        log: What :func:`~distdebug.ray.driver_output.read_driver_log` returned.
 
     Returns:
         What failed.  The first one comes first, but one that ended the driver

@@ -14,10 +14,10 @@ from typing import Any
 
 import attrs
 
-from ..._text import without_controls
-from ...findings import Evidence, Missing
-from ...logs.lines import open_log, parse_time, read_tail
-from ..sessions import RaySession, list_parts, parts_of
+from .._text import without_controls
+from ..findings import Evidence, Missing
+from ..logs.lines import open_log, parse_time, read_tail
+from .death_model import memory_notes
 from .log_tail import (
     Exit,
     JobEnd,
@@ -32,7 +32,7 @@ from .log_tail import (
     decoded,
     read_records,
 )
-from .model import memory_notes
+from .sessions import RaySession, list_parts, parts_of
 
 
 # A node and a driver that are stopped together end within these seconds.

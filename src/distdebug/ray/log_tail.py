@@ -16,10 +16,10 @@ from pathlib import Path
 
 import attrs
 
-from ..._text import clean, without_controls
-from ...findings import Evidence, Location
-from ...logs.lines import open_log, parse_time, read_tail, split_block
-from ..sessions import LogPart
+from .._text import clean, without_controls
+from ..findings import Evidence, Location
+from ..logs.lines import open_log, parse_time, read_tail, split_block
+from .sessions import LogPart
 
 
 _BLOCK = 1 << 20

@@ -22,8 +22,6 @@ from pathlib import Path
 from typing import Any
 
 
-__all__ = ["see_processes", "tell_environment"]
-
 _MOST_REASON = 500
 _AT_ONCE = 4
 # Both debuggers of Ray.

@@ -9,9 +9,9 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
-from ..._text import clean, size_text
-from ...findings import Cause, Confidence, Evidence, Finding
-from .model import Death, DeathKind, Deaths, clock, memory_notes
+from .._text import clean, size_text
+from ..findings import Cause, Confidence, Evidence, Finding
+from .death_model import Death, DeathKind, Deaths, clock, memory_notes
 
 
 _CAUSES: Mapping[DeathKind, Cause] = {
@@ -183,7 +183,7 @@ def death_findings(deaths: Deaths) -> tuple[Finding, ...]:
     Tell what the deaths of a Ray cluster mean.
 
     Args:
-        deaths: What :func:`~distdebug.raylogs.deaths.find.find_deaths` returned.
+        deaths: What :func:`~distdebug.ray.deaths.find_deaths` returned.
 
     Returns:
         The cause first, then deaths of their own, those that follow from

@@ -16,13 +16,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..._io import is_folder, read_ordinary, write_whole
-from ..._text import clean
-from ...errors import LaunchFileError
-from .sessions import RayDebuggerCheck, RayDebugSession
+from .._io import is_folder, read_ordinary, write_whole
+from .._text import clean
+from ..errors import LaunchFileError
+from .debugger_sessions import RayDebuggerCheck, RayDebugSession
 
-
-__all__ = ["launch_json", "write_launch_json"]
 
 # What begins so is ours, and is replaced as a whole.
 _OURS = "distdebug Ray: "
