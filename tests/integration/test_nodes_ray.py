@@ -24,11 +24,11 @@ import pytest
 import distdebug
 
 from distdebug import analyze_dumps
-from distdebug.diagnosis import snapshot_everywhere
 from distdebug.errors import NodesError
 from distdebug.findings import Cause
 from distdebug.nodes import Ray, run_on_nodes
 from distdebug.nodes.ray import RayExecutor
+from distdebug.snapshots import snapshot_everywhere
 from distdebug.snapshots.manifest import read_manifest
 from distdebug.testing import SimulatedJob, make_dumps
 

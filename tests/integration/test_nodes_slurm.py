@@ -15,11 +15,10 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from distdebug.diagnosis import snapshot_everywhere
 from distdebug.errors import NodesError
 from distdebug.findings import Cause
 from distdebug.nodes import Slurm, run_on_nodes
-from distdebug.snapshots import collect
+from distdebug.snapshots import collect, snapshot_everywhere
 from distdebug.snapshots.manifest import read_manifest
 
 from .living import wait_until

@@ -23,12 +23,8 @@ import pytest
 
 import distdebug
 
-from distdebug.debugger import (
-    check_ray_debugger,
-    launch_json,
-    ray_debug_sessions,
-)
 from distdebug.errors import NodesError
+from distdebug.ray import check_ray_debugger, launch_json, ray_debug_sessions
 
 from .living import end_all
 

@@ -17,10 +17,17 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import attrs
 import pytest
 
 from distdebug.debugger.inside.agent import listen
 from distdebug.debugger.protocol import Feed, pack
+from distdebug.stacks import (
+    ProcessStacks,
+    StackFrame,
+    ThreadStack,
+    stacks_to_json,
+)
 
 
 # What the test that runs has started, but for the decoder of dumps.
@@ -335,3 +342,28 @@ def socket_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("DISTDEBUG_DIR", str(path))
     yield path
     shutil.rmtree(path, ignore_errors=True)
+
+
+@pytest.fixture
+def write_stack():
+    """
+    Writes what was seen of the main thread of a rank.
+    """
+
+    def write(folder, rank, *lines, host="node1", pid=None, activity=None):
+        thread = ThreadStack(
+            name="MainThread",
+            frames=tuple(StackFrame(*line) for line in lines),
+            thread_id=7 + rank,
+            is_main=True,
+            activity=activity,
+        )
+        pid = pid or 7 + rank
+        process = ProcessStacks(
+            pid=pid, source="", threads=(thread,), rank=rank, role="rank"
+        )
+        path = folder / f"pyspy_{host}_{pid}.json"
+        path.write_text(stacks_to_json(attrs.evolve(process, host=host)))
+        return path
+
+    return write

@@ -79,7 +79,7 @@ def test_inside_is_light(name, others):
         "import sys, distdebug; before = set(sys.modules); "
         f"distdebug.{name}; print(*sorted(set(sys.modules) - before))"
     )
-    explaining = ("diagnosis", "health", "logscan", "raylogs", "report")
+    explaining = ("diagnosis", "health", "logs", "ray", "report")
 
     got = subprocess.check_output(
         [sys.executable, "-c", code], text=True, timeout=60

@@ -17,10 +17,10 @@ from ..logs.collectives.conclude import collective_findings
 from ..logs.model import LogGroup
 from ..logs.phases.model import PhaseReport
 from ..ranks import ranks_text
-from ..ray.death_findings import death_findings
 from ..ray.death_model import Deaths
-from ..ray.driver_findings import driver_findings
+from ..ray.death_report import death_findings
 from ..ray.driver_model import DriverLog
+from ..ray.driver_report import driver_findings
 from .hosts import WAITS
 from .log_evidence import LogEvidence
 

@@ -10,8 +10,8 @@ import pytest
 
 from distdebug.__main__ import main
 from distdebug.capture import Check
-from distdebug.debugger import RayDebuggerCheck, RayDebugSession
 from distdebug.findings import Location
+from distdebug.ray import RayDebuggerCheck, RayDebugSession
 
 
 SESSION = RayDebugSession(

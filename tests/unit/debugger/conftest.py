@@ -5,7 +5,6 @@ What the tests of the debugger share.
 from __future__ import annotations
 
 import contextlib
-import importlib.machinery
 import json
 import os
 import socket
@@ -15,7 +14,6 @@ import threading
 import time
 
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -25,7 +23,6 @@ from distdebug.debugger import arm, connect, disarm, protocol
 from distdebug.debugger.client import attach
 from distdebug.debugger.inside import breakpoints, settings
 from distdebug.processes import Worker
-from distdebug.ray import debugger_sessions
 
 
 PATIENCE_S = 60
@@ -265,48 +262,3 @@ def hold(folder):
         one.client.resume()
         one.thread.join(PATIENCE_S)
         one.client.close()
-
-
-class Cluster:
-    """
-    What a Ray cluster says, and what it was asked.
-    """
-
-    def __init__(self):
-        self.tables = {}
-        self.workers = []
-        self.said = None
-        self.asked = []
-
-    def answer(self, question):
-        """
-        What the process that is connected to Ray prints.
-        """
-        self.asked.append(question)
-        if self.said is not None:
-            return self.said
-        if question["errands"] is None:
-            return {"answer": self.tables}
-        workers = self.workers
-        return {"answer": workers(question) if callable(workers) else workers}
-
-
-@pytest.fixture
-def cluster(monkeypatch):
-    """
-    A Ray cluster; only the process that is connected to it is left out.
-    """
-    found = Cluster()
-    ray = ModuleType("ray")
-    ray.__spec__ = importlib.machinery.ModuleSpec("ray", None)
-    ray.is_initialized = lambda: False
-
-    def run(argv, *, data, **_):
-        said = found.answer(json.loads(data))
-        if "output" not in said:
-            said = {"output": json.dumps(said).encode()}
-        return SimpleNamespace(**{"status": 0, "complaint": b"", **said})
-
-    monkeypatch.setitem(sys.modules, "ray", ray)
-    monkeypatch.setattr(debugger_sessions, "run_process", run)
-    return found

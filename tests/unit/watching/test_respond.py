@@ -18,10 +18,10 @@ from types import SimpleNamespace
 import attrs
 import pytest
 
-from distdebug.diagnosis import Collected
 from distdebug.findings import Cause, Finding
 from distdebug.processes import Worker
 from distdebug.snapshots import (
+    Collected,
     Manifest,
     NodeEntry,
     Wanted,

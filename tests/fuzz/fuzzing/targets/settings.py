@@ -50,7 +50,7 @@ def webhook(data: bytes) -> object:
     return address, address.host
 
 
-@target(RulesError, seeds=lambda: _tables("logscan/rules.toml"))
+@target(RulesError, seeds=lambda: _tables("logs/rules.toml"))
 def log_rules(data: bytes) -> object:
     """
     Rules about lines, and a log that they are tried on.
@@ -75,7 +75,7 @@ def stack_rules(data: bytes) -> object:
     return len(load_stack_rules(file_of(data, "rules.toml")).rules)
 
 
-@target(RulesError, seeds=lambda: _tables("startup/books/vllm.toml"))
+@target(RulesError, seeds=lambda: _tables("logs/phases/frameworks/vllm.toml"))
 def book(data: bytes) -> object:
     """
     What a framework prints as it starts.

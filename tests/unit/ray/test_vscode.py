@@ -10,14 +10,14 @@ import stat
 
 import pytest
 
-from distdebug.debugger import (
+from distdebug.errors import LaunchFileError
+from distdebug.findings import Location
+from distdebug.ray import (
     RayDebuggerCheck,
     RayDebugSession,
     launch_json,
     write_launch_json,
 )
-from distdebug.errors import LaunchFileError
-from distdebug.findings import Location
 
 
 UNPACKED = "/tmp/ray/session_1/runtime_resources/working_dir_files/_ray_pkg_7"

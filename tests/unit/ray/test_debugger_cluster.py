@@ -19,9 +19,8 @@ import pytest
 
 import distdebug
 
-from distdebug.debugger import ray_debug_sessions
 from distdebug.errors import MissingDependencyError, NodesError
-from distdebug.ray import debugger_child
+from distdebug.ray import debugger_child, ray_debug_sessions
 
 
 RAY = "/venv/lib/python3.11/site-packages/ray/util"

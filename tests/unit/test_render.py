@@ -35,11 +35,8 @@ from distdebug.debugger import (
     LostNode,
     Output,
     Process,
-    RayDebuggerCheck,
-    RayDebugSession,
     Silent,
 )
-from distdebug.diagnosis import Snapshot
 from distdebug.errors import MissingDependencyError
 from distdebug.findings import (
     Cause,
@@ -68,8 +65,16 @@ from distdebug.nsight import (
 )
 from distdebug.nsight.reports import ReportRow, ReportSummary
 from distdebug.processes import Worker
-from distdebug.ray import Death, Deaths, RaySession, WorkerLog, read_driver_log
-from distdebug.snapshots import Manifest
+from distdebug.ray import (
+    Death,
+    Deaths,
+    RayDebuggerCheck,
+    RayDebugSession,
+    RaySession,
+    WorkerLog,
+    read_driver_log,
+)
+from distdebug.snapshots import Manifest, Snapshot
 from distdebug.stacks import (
     ProcessStacks,
     StackFrame,

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 import pytest
 
 from distdebug.capture import Check
-from distdebug.debugger import check_ray_debugger
 from distdebug.findings import Cause
+from distdebug.ray import check_ray_debugger
 
 
 EXTENSION = "anyscalecompute.ray-distributed-debugger"

@@ -19,13 +19,14 @@ import psutil
 import pytest
 
 from distdebug import snapshot
-from distdebug.diagnosis import collect_node, explain_bundle
 from distdebug.errors import PatternError
 from distdebug.findings import Cause, Missing
 from distdebug.snapshots import (
     Manifest,
     Wanted,
     collect,
+    collect_node,
+    explain_bundle,
     new_bundle,
     read_manifest,
 )

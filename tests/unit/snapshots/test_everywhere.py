@@ -11,10 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from distdebug.diagnosis import snapshot_everywhere
 from distdebug.findings import Cause
 from distdebug.nodes import NodeResult, NodeStatus
-from distdebug.snapshots import Manifest, NodeEntry, collect, read_manifest
+from distdebug.snapshots import (
+    Manifest,
+    NodeEntry,
+    collect,
+    read_manifest,
+    snapshot_everywhere,
+)
 
 
 C10D = "/v/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
