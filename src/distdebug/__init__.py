@@ -103,8 +103,7 @@ if TYPE_CHECKING:
     from .report import report_html, write_report
     from .snapshots import Snapshot, preflight, snapshot
     from .stacks import explain_stacks, merge_stacks, read_stacks
-    from .watching import Hang, HangDebugConfig, Watch
-    from .watching.inside import watch
+    from .watching import Hang, HangDebugConfig, Watch, watch
 
 
 __all__ = [
@@ -305,7 +304,7 @@ _HOME = {
     "scope": "debugger",
     "set_trace": "debugger",
     "snapshot": "snapshots",
-    "watch": "watching.inside",
+    "watch": "watching",
     "write_launch_json": "ray",
     "write_report": "report",
     "write_timeline": "flight_recorder",

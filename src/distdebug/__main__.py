@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from .cli.parser import build_parser
+from .cli import build_parser
 from .errors import DistdebugError
 
 

@@ -17,13 +17,8 @@ from typing import NamedTuple
 
 from .._text import without_controls
 from ..errors import CaptureError, NodeBusyError
-from ..processes.model import ProcessState
-from ..processes.procfs import parse_stat, read_proc
-from ..processes.threads import read_state
-from ..stacks.formats.gdb import parse_gdb
-from ..stacks.formats.pystack import parse_pystack
-from ..stacks.model import ThreadStack
-from ..stacks.parse import parse_stacks
+from ..processes import ProcessState, parse_stat, read_proc, read_state
+from ..stacks import ThreadStack, parse_gdb, parse_pystack, parse_stacks
 from .blockers import (
     HAS_ENDED,
     argv_inside,

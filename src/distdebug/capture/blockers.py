@@ -23,16 +23,16 @@ import attrs
 
 from .._render import Block, Lines, Table
 from .._text import clean
-from ..processes.model import ProcessState
-from ..processes.procfs import (
+from ..processes import (
+    ProcessState,
     list_numbers,
     parse_stat,
     parse_status,
     read_link,
     read_proc,
+    read_state,
 )
-from ..processes.threads import read_state
-from ..stacks.model import ThreadStack
+from ..stacks import ThreadStack
 from .guard import why_never
 from .model import CaptureStatus
 from .tool import find_tool

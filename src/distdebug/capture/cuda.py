@@ -22,12 +22,8 @@ from typing import NamedTuple
 import attrs
 
 from .._text import without_controls
-from ..processes.environ import read_environ
-from ..processes.procfs import list_numbers, read_link
-from ..processes.threads import read_state
-from ..stacks.formats.cuda import parse_kernels
-from ..stacks.formats.gdb import parse_gdb
-from ..stacks.model import GpuKernel
+from ..processes import list_numbers, read_environ, read_link, read_state
+from ..stacks import GpuKernel, parse_gdb, parse_kernels
 from .attach import GDB, Threads, Told, Tool, attach, gdb_arguments
 from .model import Attempt, CaptureStatus
 from .tool import find_tool, run_tool

@@ -24,7 +24,7 @@ import attrs
 
 from .._io import scratch_file
 from ..errors import CaptureError
-from ..processes.procfs import ENDED, list_numbers, parse_stat, read_proc
+from ..processes import ENDED, list_numbers, parse_stat, read_proc
 from . import guard_program
 from .guard_program import MOST_BYTES, Sight, resume, sight_of
 from .tool import stoppable

@@ -20,11 +20,15 @@ from .._io import numbered, write_whole
 from .._render import Block, Lines, Shown, Table, Tree
 from .._text import clean
 from ..findings import Finding, Missing, finding_entries, missing_block
-from ..processes.model import Worker
+from ..processes import Worker
 from ..ranks import fold_ranks
-from ..stacks.draw import branches, stacks_to_json, stacks_to_text
-from ..stacks.merge import merge_stacks
-from ..stacks.model import ProcessStacks
+from ..stacks import (
+    ProcessStacks,
+    branches,
+    merge_stacks,
+    stacks_to_json,
+    stacks_to_text,
+)
 from ..usercode import user_location
 
 
@@ -183,7 +187,7 @@ class Capture(Shown):
         """
         What the stacks of all workers say together, the verdict first.
         """
-        from ..stacks.explain import explain_stacks
+        from ..stacks import explain_stacks
 
         return explain_stacks(self.stacks)
 

@@ -31,11 +31,14 @@ import attrs
 from .._io import output_to
 from ..errors import CaptureError
 from ..findings import Missing
-from ..processes.find import find_workers, missing_ranks, workers_of
-from ..processes.model import ProcessState, Worker
-from ..stacks.jobs import join_threads
-from ..stacks.merge import merge_stacks
-from ..stacks.model import ProcessStacks, ThreadStack
+from ..processes import (
+    ProcessState,
+    Worker,
+    find_workers,
+    missing_ranks,
+    workers_of,
+)
+from ..stacks import ProcessStacks, ThreadStack, join_threads, merge_stacks
 from .attach import capture_native, node_lock
 from .blockers import status_of_state
 from .cuda import capture_cuda

@@ -17,8 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO, cast
 
-from ..processes.procfs import parse_status, read_link, read_proc
-from ..processes.threads import read_state
+from ..processes import parse_status, read_link, read_proc, read_state
 from .blockers import (
     Check,
     can_trace,

@@ -18,23 +18,25 @@ from typing import Any, NamedTuple
 
 import attrs
 
-from ..processes.model import ProcessState, Worker
-from ..processes.procfs import parse_stat, read_proc
-from ..processes.threads import (
+from ..processes import (
+    ProcessState,
     ThreadFacts,
+    Worker,
     idle_seconds,
+    parse_stat,
+    read_proc,
     read_state,
     read_system_call,
     read_threads,
 )
-from ..stacks.model import (
+from ..stacks import (
     ProcessStacks,
     StackFrame,
     SystemCall,
     ThreadActivity,
     ThreadStack,
+    parse_stacks,
 )
-from ..stacks.parse import parse_stacks
 from .blockers import HAS_ENDED, explain_failure, status_of_state
 from .model import Attempt, CaptureStatus
 from .tool import ToolOutput, find_tool, run_tool

@@ -25,23 +25,20 @@ from typing import NamedTuple
 import attrs
 
 from ..identity import current_identity
-from ..processes.model import ProcessState
-from ..processes.procfs import (
-    list_numbers,
-    parse_stat,
-    parse_status,
-    read_proc,
-)
-from ..processes.stack_signal import (
+from ..processes import (
     ROOT,
+    ProcessState,
     folder_name,
     is_kept,
     is_private,
+    list_numbers,
     parse_name,
+    parse_stat,
+    parse_status,
+    read_proc,
+    read_state,
 )
-from ..processes.threads import read_state
-from ..stacks.formats.faulthandler import parse_faulthandler
-from ..stacks.model import ProcessStacks, StackFrame, ThreadStack
+from ..stacks import ProcessStacks, StackFrame, ThreadStack, parse_faulthandler
 from .blockers import enter_namespace, proc_is_foreign, status_of_state
 from .model import Attempt, CaptureStatus
 

@@ -24,7 +24,7 @@ from .output import counting, print_json, print_result
 
 
 if TYPE_CHECKING:
-    from ..flight_recorder.columns import EntryRow
+    from ..flight_recorder import EntryRow
 
 
 __all__ = ["add_parser", "run"]
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     )
     groups = chosen_groups(args.groups, dumps)
     if args.entries or args.stack_traces:
-        from ..flight_recorder.columns import entry_rows
+        from ..flight_recorder import entry_rows
 
         rows = entry_rows(
             dumps, ranks=ranks, groups=groups, stack_traces=args.stack_traces

@@ -16,10 +16,8 @@ from .output import print_json
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ..debugger.client.commands import Command
-    from ..debugger.client.connecting import DebugClient
-    from ..debugger.client.model import Answers, Listing
-    from ..nodes.process import Talks
+    from ..debugger import Answers, Command, DebugClient, Listing
+    from ..nodes import Talks
 
 
 __all__ = ["add_parser", "run"]
@@ -142,7 +140,7 @@ def run(args: argparse.Namespace) -> int:
         if commands:
             return _obey_all(client, commands, args)
 
-        from ..debugger.client.shell import line_editing, run_shell
+        from ..debugger import line_editing, run_shell
 
         if _nodes(args) is None:
             _offer([p.pid for p in client.list()])
@@ -156,7 +154,7 @@ def _arm(args: argparse.Namespace) -> None:
     """
     Arm processes, and ask where they listen, unless a folder was named.
     """
-    from ..debugger.client.attach import arm_process
+    from ..debugger import arm_process
 
     armed = [arm_process(pid) for pid in args.arm]
     for one in armed:
@@ -167,8 +165,7 @@ def _arm(args: argparse.Namespace) -> None:
 
 
 def _client(args: argparse.Namespace) -> DebugClient:
-    from ..debugger.client.connecting import connect
-    from ..debugger.client.local import choose_folder, job_text
+    from ..debugger import choose_folder, connect, job_text
 
     if (nodes := _nodes(args)) is not None:
         return connect(args.dir, nodes=nodes)
@@ -185,7 +182,7 @@ def _offer(armed: Iterable[int]) -> None:
     """
     Say how ranks of this node could be asked that cannot be so far.
     """
-    from ..debugger.client.attach import how_to_arm, unarmed_workers
+    from ..debugger import how_to_arm, unarmed_workers
 
     for line in how_to_arm(unarmed_workers(armed)):
         warn(line)
@@ -194,23 +191,23 @@ def _offer(armed: Iterable[int]) -> None:
 def _nodes(args: argparse.Namespace) -> Talks | None:
     python = {} if args.python is None else {"python": args.python}
     if args.slurm is not None:
-        from ..nodes.slurm import Slurm
+        from ..nodes import Slurm
 
         name = args.container_name
         return Slurm(job=args.slurm, container_name=name, **python)
     if args.ray is not None:
-        from ..nodes.ray import Ray
+        from ..nodes import Ray
 
         return Ray(args.ray, job=args.ray_job, **python)
     if args.hosts is not None:
-        from ..nodes.ssh import Ssh
+        from ..nodes import Ssh
 
         return Ssh(tuple(filter(None, args.hosts.split(","))), **python)
     return None
 
 
 def _parsed(text: str) -> tuple[str, Command]:
-    from ..debugger.client.commands import parse_command
+    from ..debugger import parse_command
     from ..errors import DebuggerError
 
     command = parse_command(text)
@@ -243,7 +240,7 @@ def _obey_all(
 def _obey(
     client: DebugClient, text: str, command: Command, args: argparse.Namespace
 ) -> int:
-    from ..debugger.client.shell import help_text, obey
+    from ..debugger import help_text, obey
 
     if command.word in {"help", "quit", "detach"}:
         print(help_text(command.line) if command.word == "help" else "")
@@ -260,8 +257,7 @@ def _obey(
 
 
 def _show_list(client: DebugClient, command: Command) -> int:
-    from ..debugger.client.calls import choose
-    from ..debugger.client.listing import listing_text
+    from ..debugger import choose, listing_text
 
     listing = client.list()
     chosen = listing.processes

@@ -103,7 +103,7 @@ def _check_page() -> None:
 
 
 def _write_page(diagnosis: Diagnosis, file: str) -> None:
-    from ..report.page import write_report
+    from ..report import write_report
 
     # Standard output is for the diagnosis, also if a script reads it.
     path = write_report(diagnosis, file)

@@ -21,7 +21,7 @@ from .output import print_json
 
 
 if TYPE_CHECKING:
-    from ..flight_recorder.request import DumpRequest
+    from ..flight_recorder import DumpRequest
 
 
 __all__ = ["add_parser", "run"]
@@ -123,7 +123,7 @@ def _shape(folder: Path) -> tuple[dict[str, int], int]:
     """
     Mesh and size of the job, as far as its side-cars tell.
     """
-    from ..flight_recorder.sidecar import SIDECAR_SUFFIX, read_sidecar
+    from ..flight_recorder import SIDECAR_SUFFIX, read_sidecar
 
     mesh: dict[str, int] = {}
     world_size = 0

@@ -103,10 +103,7 @@ def run(args: argparse.Namespace) -> int:
         msg = "--post-mortem goes with --debugger"
         raise DistdebugError(msg, remedy="see env --help")
 
-    from ..flight_recorder.recording.plan import (
-        make_folder,
-        plan_flight_recorder,
-    )
+    from ..flight_recorder import make_folder, plan_flight_recorder
 
     try:
         settings = plan_flight_recorder(
@@ -133,7 +130,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _of_debugger(args: argparse.Namespace) -> int:
-    from ..debugger.protocol import job_environment
+    from ..debugger import job_environment
 
     variables = job_environment(post_mortem=args.post_mortem)
     if args.json:

@@ -76,9 +76,8 @@ def run(args: argparse.Namespace) -> int:
     """
     Print how the node is; 1 if anything is wrong.
     """
-    from ..health.environment import check_environment
-    from ..health.node import check_node
-    from ..processes.find import find_workers, workers_of
+    from ..health import check_environment, check_node
+    from ..processes import find_workers, workers_of
 
     with waiting("looking at this node"):
         workers = (

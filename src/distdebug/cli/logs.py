@@ -17,8 +17,8 @@ from .output import print_json, print_result, telling
 
 
 if TYPE_CHECKING:
-    from ..logs.model import ScanReport
-    from ..ray.sessions import RaySession, WorkerLog
+    from ..logs import ScanReport
+    from ..ray import RaySession, WorkerLog
 
 
 __all__ = ["add_parser", "run"]
@@ -195,7 +195,7 @@ def _sessions_or_files(places: list[str]) -> list[str]:
 
 
 def _errors(args: argparse.Namespace, paths: list[str]) -> int:
-    from ..logs.scan import scan_logs
+    from ..logs import scan_logs
 
     with telling(unit="MB", scale=1e6) as tell:
         report: ScanReport = scan_logs(

@@ -12,14 +12,11 @@ from typing import TYPE_CHECKING, Any
 from .._render import Block, Entries, Lines, Table
 from .._text import clean
 from ..findings import Finding, finding_entry
-from ..ray import read_tail
-from ..ray.sessions import taken_apart
+from ..ray import read_tail, taken_apart
 
 
 if TYPE_CHECKING:
-    from ..ray.death_model import Deaths
-    from ..ray.sessions import LogPart, RaySession, WorkerLog
-    from ..ray.workers import Activity
+    from ..ray import Activity, Deaths, LogPart, RaySession, WorkerLog
 
 
 __all__ = ["overview_blocks", "tail_records", "tail_text", "who_prints"]

@@ -16,9 +16,8 @@ from .output import counting, print_json
 
 
 if TYPE_CHECKING:
-    from ..nodes.results import Engine, NodeResult
-    from ..nsight.patch import PatchStatus
-    from ..nsight.reports import NsysReports
+    from ..nodes import Engine, NodeResult
+    from ..nsight import NsysReports, PatchStatus
 
 
 def add_nodes_options(parser: argparse.ArgumentParser) -> None:
@@ -55,7 +54,7 @@ def patch_everywhere(args: argparse.Namespace) -> int:
     Returns:
         The exit status.
     """
-    from ..nodes.run import run_on_nodes
+    from ..nodes import run_on_nodes
 
     work = partial(_on_this_node, args.what, args.path)
     with counting("nodes") as tell:
@@ -85,11 +84,11 @@ def _on_this_node(what: str, path: str | None) -> dict[str, Any]:
 
 def _engine(args: argparse.Namespace) -> Engine:
     if args.ray is not None:
-        from ..nodes.ray import Ray
+        from ..nodes import Ray
 
         return Ray(args.ray)
 
-    from ..nodes.slurm import Slurm
+    from ..nodes import Slurm
 
     return Slurm(job=args.slurm, container_name=args.container_name)
 
@@ -238,11 +237,7 @@ def _patch(args: argparse.Namespace) -> int:
     if args.slurm is not None or args.ray is not None:
         return patch_everywhere(args)
 
-    from ..nsight.patch import (
-        patch_ray_nsight,
-        ray_nsight_status,
-        revert_ray_nsight,
-    )
+    from ..nsight import patch_ray_nsight, ray_nsight_status, revert_ray_nsight
 
     calls = {
         "patch": patch_ray_nsight,
@@ -262,7 +257,7 @@ def _patch(args: argparse.Namespace) -> int:
 
 
 def _reports(args: argparse.Namespace) -> int:
-    from ..nsight.reports import summarize_report
+    from ..nsight import summarize_report
 
     found = _found(args)
     summaries = [
@@ -282,7 +277,7 @@ def _reports(args: argparse.Namespace) -> int:
 
 
 def _collect(args: argparse.Namespace) -> int:
-    from ..nsight.reports import collect_nsys_reports
+    from ..nsight import collect_nsys_reports
 
     done = collect_nsys_reports(_found(args), args.output_dir)
     if args.json:
@@ -294,7 +289,7 @@ def _collect(args: argparse.Namespace) -> int:
 
 def _found(args: argparse.Namespace) -> NsysReports:
     from ..errors import NsightError
-    from ..nsight.reports import find_nsys_reports
+    from ..nsight import find_nsys_reports
 
     found = find_nsys_reports(*args.places)
     if not found.reports:
@@ -308,7 +303,7 @@ def _found(args: argparse.Namespace) -> NsysReports:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    from ..nsight.doctor import check_nsys
+    from ..nsight import check_nsys
 
     _check_places(args.places)
     health = check_nsys(raylet_logs=args.places)
@@ -330,7 +325,7 @@ def _check_places(places: Iterable[str]) -> None:
 
 def _match(args: argparse.Namespace) -> int:
     from .._text import clean
-    from ..nsight.runtime_env import match_worker
+    from ..nsight import match_worker
 
     pattern = match_worker(args.worker, args.patterns)
     if args.json:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 
 if TYPE_CHECKING:
-    from ..flight_recorder.columns import Dumps
+    from ..flight_recorder import Dumps
 
 
 __all__ = [

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     """
     Print what was checked; 1 if anything is in the way.
     """
-    from ..snapshots.collect import preflight
+    from ..snapshots import preflight
 
     report = preflight()
     if args.json:

@@ -17,7 +17,7 @@ from .output import print_json
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..ray.debugger_sessions import RayDebugSession
+    from ..ray import RayDebugSession
 
 
 __all__ = ["add_parser", "run"]
@@ -127,7 +127,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from ..ray.debugger_checks import check_ray_debugger
+    from ..ray import check_ray_debugger
 
     report = check_ray_debugger(
         args.ray,
@@ -176,7 +176,7 @@ def _table(sessions: Sequence[RayDebugSession]) -> str:
 
 
 def _launch(args: argparse.Namespace) -> int:
-    from ..ray.vscode import launch_json, write_launch_json
+    from ..ray import launch_json, write_launch_json
 
     sessions = _waiting(args)
     mappings = dict(args.map) if args.map else None
@@ -194,7 +194,7 @@ def _launch(args: argparse.Namespace) -> int:
 
 
 def _waiting(args: argparse.Namespace) -> tuple[RayDebugSession, ...]:
-    from ..ray.debugger_sessions import ray_debug_sessions
+    from ..ray import ray_debug_sessions
 
     return ray_debug_sessions(args.ray, timeout_s=args.timeout)
 

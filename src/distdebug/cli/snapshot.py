@@ -22,8 +22,8 @@ from .output import print_json, print_result, telling
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ..nodes.results import Engine
-    from ..snapshots.collect import Snapshot
+    from ..nodes import Engine
+    from ..snapshots import Snapshot
 
 
 __all__ = ["add_parser", "run"]
@@ -146,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
     """
     Print the diagnosis, and where the snapshot is; 1 if anything was found.
     """
-    from ..report.page import leave_report
+    from ..report import leave_report
 
     taken = _take(args)
     leave_report(taken.diagnosis, taken.folder)
@@ -167,18 +167,18 @@ def _how(args: argparse.Namespace) -> Callable[..., Snapshot]:
 
         return partial(snapshot, debug_server=args.debug_server or "")
 
-    from ..snapshots.collect import snapshot_everywhere
+    from ..snapshots import snapshot_everywhere
 
     return partial(snapshot_everywhere, engine=_engine(args))
 
 
 def _engine(args: argparse.Namespace) -> Engine:
     if args.ray is not None:
-        from ..nodes.ray import Ray
+        from ..nodes import Ray
 
         return Ray(args.ray, job=args.ray_job)
 
-    from ..nodes.slurm import Slurm
+    from ..nodes import Slurm
 
     return Slurm(job=args.slurm, container_name=args.container_name)
 

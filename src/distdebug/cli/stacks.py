@@ -23,9 +23,9 @@ from .output import print_json, print_result, shown_text, telling
 
 
 if TYPE_CHECKING:
-    from ..capture.model import Capture, Native
+    from ..capture import Capture, Native
     from ..findings import Finding
-    from ..stacks.model import ProcessStacks
+    from ..stacks import ProcessStacks
 
 
 __all__ = ["add_parser", "run"]
@@ -182,7 +182,7 @@ def _check(capture: Capture, args: argparse.Namespace) -> None:
 
 
 def _capture(args: argparse.Namespace) -> Capture:
-    from ..capture.node import capture_node
+    from ..capture import capture_node
 
     native: Native = "classes" if args.native else "none"
     with telling() as tell:
@@ -205,10 +205,12 @@ def _explain_files(args: argparse.Namespace) -> int:
     from .._render import Tree
     from ..errors import CaptureError
     from ..findings import finding_entries, missing_block
-    from ..stacks.draw import branches
-    from ..stacks.explain import explain_stacks
-    from ..stacks.merge import merge_stacks
-    from ..stacks.parse import read_stack_files
+    from ..stacks import (
+        branches,
+        explain_stacks,
+        merge_stacks,
+        read_stack_files,
+    )
 
     found = read_stack_files(args.files)
     if not found.stacks:
@@ -248,7 +250,7 @@ def _explain_files(args: argparse.Namespace) -> int:
 def _as_plain(
     stacks: Iterable[ProcessStacks], data: dict[str, Any]
 ) -> dict[str, Any]:
-    from ..stacks.merge import merge_stacks
+    from ..stacks import merge_stacks
 
     return {**data, "tree": merge_stacks(stacks).to_dict()}
 

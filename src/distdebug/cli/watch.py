@@ -23,9 +23,16 @@ from .output import print_json
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ..processes.model import Worker
-    from ..watching.config import HangDebugConfig
-    from ..watching.hang import Duty, Hang, HangReason, Hook, Order, Response
+    from ..processes import Worker
+    from ..watching import (
+        Duty,
+        Hang,
+        HangDebugConfig,
+        HangReason,
+        Hook,
+        Order,
+        Response,
+    )
 
 
 def add_when(parser: argparse.ArgumentParser) -> None:
@@ -182,9 +189,13 @@ def run(args: argparse.Namespace) -> int:
     """
     Watch until the job is over; 1 if a snapshot found anything.
     """
-    from ..watching.config import a_number
-    from ..watching.hang import Duty
-    from ..watching.watch import ProgressSensor, poll_of, watch_processes
+    from ..watching import (
+        Duty,
+        ProgressSensor,
+        a_number,
+        poll_of,
+        watch_processes,
+    )
 
     a_number(args.floor, "--floor", least=0.1)
     config = _config(args)
@@ -222,7 +233,7 @@ def run(args: argparse.Namespace) -> int:
 def _config(args: argparse.Namespace) -> HangDebugConfig:
     import attrs
 
-    from ..watching.config import ONLY_PROGRESS, HangDebugConfig
+    from ..watching import ONLY_PROGRESS, HangDebugConfig
 
     if args.config is not None:
         config = HangDebugConfig.from_file(args.config)
@@ -237,8 +248,8 @@ def _config(args: argparse.Namespace) -> HangDebugConfig:
 
 
 def _order(args: argparse.Namespace, config: HangDebugConfig) -> Order:
-    from ..snapshots.options import Wanted
-    from ..watching.hang import Order
+    from ..snapshots import Wanted
+    from ..watching import Order
 
     return Order(
         output_dir=config.resolve(args.log_dir),
@@ -247,7 +258,7 @@ def _order(args: argparse.Namespace, config: HangDebugConfig) -> Order:
 
 
 def _hooks(args: argparse.Namespace) -> tuple[Hook, ...]:
-    from ..watching.hooks import command_hook, webhook_hook
+    from ..watching import command_hook, webhook_hook
 
     commands = [command_hook(command) for command in args.on_hang or ()]
     return (*commands, *map(webhook_hook, args.webhook or ()))
@@ -257,8 +268,7 @@ def _sense(args: argparse.Namespace) -> Callable[..., object] | None:
     if not (args.progress or args.gpu):
         return None
 
-    from ..watching.gpu_activity import GpuActivity
-    from ..watching.senses import FilesState, last_known
+    from ..watching import FilesState, GpuActivity, last_known
 
     files = FilesState(args.progress or ())
     gpu = GpuActivity() if args.gpu else lambda _: None
@@ -266,7 +276,7 @@ def _sense(args: argparse.Namespace) -> Callable[..., object] | None:
 
 
 def _warn_of_missing(pids: Iterable[int]) -> None:
-    from ..watching.hang import Crew
+    from ..watching import Crew
 
     there = Crew(pids).look(0.0)
     for pid in pids:
@@ -292,7 +302,7 @@ def _teller(floor_s: float) -> Callable[[tuple[int, ...]], None]:
 
 
 def _tell_whom(pids: tuple[int, ...], floor_s: float) -> None:
-    from ..processes.find import find_workers
+    from ..processes import find_workers
 
     try:
         workers = find_workers(include_children=False)
@@ -332,7 +342,7 @@ def _look(reason: HangReason, order: Order) -> Response:
     """
     import attrs
 
-    from ..watching.respond import respond
+    from ..watching import respond
 
     warn(f"{reason}: looking at it")
     wanted = attrs.evolve(order.wanted, pids=reason.pids)

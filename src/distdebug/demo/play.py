@@ -22,11 +22,11 @@ from typing import Literal
 import attrs
 import psutil
 
-from ..capture.node import capture_node
+from ..capture import capture_node
 from ..diagnosis import diagnose
 from ..errors import DistdebugError, MissingDependencyError
 from ..findings import Cause, Diagnosis
-from ..flight_recorder.request import request_dumps
+from ..flight_recorder import request_dumps
 
 
 Outcome = Literal["stuck", "ended", "running"]

@@ -14,20 +14,25 @@ from itertools import chain
 import attrs
 
 from ..findings import Cause, Diagnosis, Evidence, Finding, Location
-from ..flight_recorder.analysis.progress import (
+from ..flight_recorder import (
+    Dumps,
+    FlightReport,
+    Sidecar,
     died_s,
     failed_in_call,
     last_words,
     lost_peer,
     was_interrupted,
 )
-from ..flight_recorder.analysis.report import FlightReport
-from ..flight_recorder.columns import Dumps
-from ..flight_recorder.sidecar import Sidecar
-from ..stacks.explain import explain_ranks, explain_stacks
-from ..stacks.jobs import members_of_job
-from ..stacks.model import ProcessStacks, StackFrame, ThreadStack
-from ..stacks.view import ProcessView
+from ..stacks import (
+    ProcessStacks,
+    ProcessView,
+    StackFrame,
+    ThreadStack,
+    explain_ranks,
+    explain_stacks,
+    members_of_job,
+)
 from .log_evidence import LogEvidence
 
 

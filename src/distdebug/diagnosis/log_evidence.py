@@ -36,31 +36,40 @@ from .._io import (
 from .._text import reason_of
 from ..errors import NoLogsError
 from ..findings import Finding, Missing
-from ..flight_recorder.reading.files import parse_name
-from ..health.environment import check_environment
-from ..health.node import (
+from ..flight_recorder import parse_name
+from ..health import (
     FACTS_LAYOUT,
     NodeFacts,
+    check_environment,
     environs_of,
     job_start,
     judge_node_facts,
     node_facts,
 )
-from ..logs.collectives.collect import read_collective_logs
-from ..logs.collectives.model import CollectiveLogs, rank_origins
-from ..logs.lines import open_log, walk_logs
-from ..logs.model import LogGroup, ScanReport
-from ..logs.phases.detect import detect_phase
-from ..logs.phases.model import PhaseReport
-from ..logs.scan import scan_logs
-from ..nsight.doctor import raylet_findings
-from ..ray.death_model import Death, Deaths
-from ..ray.deaths import find_deaths
-from ..ray.driver_model import DriverLog
-from ..ray.driver_output import read_driver_log
-from ..ray.sessions import RaySession, find_ray_sessions
-from ..ray.workers import worker_files
-from ..stacks.parse import is_captured
+from ..logs import (
+    CollectiveLogs,
+    LogGroup,
+    PhaseReport,
+    ScanReport,
+    detect_phase,
+    open_log,
+    rank_origins,
+    read_collective_logs,
+    scan_logs,
+    walk_logs,
+)
+from ..nsight import raylet_findings
+from ..ray import (
+    Death,
+    Deaths,
+    DriverLog,
+    RaySession,
+    find_deaths,
+    find_ray_sessions,
+    read_driver_log,
+    worker_files,
+)
+from ..stacks import is_captured
 
 
 # In a folder only what is called like a log is one: it may hold anything.

@@ -13,14 +13,9 @@ from collections.abc import Collection, Iterable, Sequence
 import attrs
 
 from ..findings import Cause, Diagnosis, Finding, Missing
-from ..logs.collectives.conclude import collective_findings
-from ..logs.model import LogGroup
-from ..logs.phases.model import PhaseReport
+from ..logs import LogGroup, PhaseReport, collective_findings
 from ..ranks import ranks_text
-from ..ray.death_model import Deaths
-from ..ray.death_report import death_findings
-from ..ray.driver_model import DriverLog
-from ..ray.driver_report import driver_findings
+from ..ray import Deaths, DriverLog, death_findings, driver_findings
 from .hosts import WAITS
 from .log_evidence import LogEvidence
 

@@ -21,18 +21,17 @@ from ..findings import (
     GroupRef,
     Missing,
 )
-from ..flight_recorder.analysis.analyze import REMEDIES
-from ..flight_recorder.analysis.progress import (
+from ..flight_recorder import (
+    REMEDIES,
+    Dumps,
+    Sidecar,
     ended_s,
     failed_in_call,
     lost_peer,
+    silent_s,
 )
-from ..flight_recorder.analysis.stuck import silent_s
-from ..flight_recorder.columns import Dumps
-from ..flight_recorder.sidecar import Sidecar
 from ..ranks import ranks_text
-from ..stacks.model import ProcessStacks
-from ..stacks.view import agree
+from ..stacks import ProcessStacks, agree
 from ..waits import Wait
 from .hosts import (
     ALIVE,

@@ -14,15 +14,17 @@ import attrs
 from .._io import is_folder
 from ..errors import NoDumpsError
 from ..findings import Cause, Diagnosis, Missing
-from ..flight_recorder.analysis.analyze import analyze_dumps
-from ..flight_recorder.analysis.report import FlightReport
-from ..flight_recorder.columns import Dumps
-from ..flight_recorder.read import read_dumps
-from ..flight_recorder.sidecar import Sidecar
-from ..stacks.explain import explain_stacks
-from ..stacks.model import ProcessStacks
-from ..stacks.parse import (
+from ..flight_recorder import (
+    Dumps,
+    FlightReport,
+    Sidecar,
+    analyze_dumps,
+    read_dumps,
+)
+from ..stacks import (
+    ProcessStacks,
     StackFiles,
+    explain_stacks,
     is_captured,
     is_stack_like,
     read_stack_files,

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from .._text import list_text
 from ..findings import Cause, Confidence, Evidence, Finding, Missing
-from ..processes.model import Worker
+from ..processes import Worker
 from .network import (
     judge_devices,
     judge_sockets,

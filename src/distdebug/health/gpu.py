@@ -16,7 +16,7 @@ import attrs
 
 from .._in_time import in_time
 from .._text import clean, list_text, size_text
-from ..capture.tool import find_tool, run_tool
+from ..capture import find_tool, run_tool
 from ..findings import Cause, Evidence, Finding
 from .judged import Judged, as_finding, known_ranks
 

@@ -15,7 +15,7 @@ import attrs
 from .._in_time import answers_in_time
 from .._text import clean, list_text, reason_of, size_text
 from ..findings import Cause, Confidence, Evidence, Finding
-from ..processes.procfs import (
+from ..processes import (
     list_numbers,
     parse_stat,
     parse_status,

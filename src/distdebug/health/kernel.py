@@ -17,10 +17,10 @@ from typing import Literal
 import attrs
 
 from .._text import clean, reason_of, time_text
-from ..capture.tool import find_tool, run_tool
+from ..capture import find_tool, run_tool
 from ..findings import Cause, Confidence, Evidence, Finding
-from ..logs.lines import parse_time, read_tail
-from ..processes.procfs import whole_number
+from ..logs import parse_time, read_tail
+from ..processes import whole_number
 from .gpu import Gpu, bus_key
 
 

@@ -14,7 +14,7 @@ import attrs
 
 from .._text import clean, size_text
 from ..findings import Cause, Confidence, Evidence, Finding
-from ..processes.procfs import parse_stat, read_proc, whole_number
+from ..processes import parse_stat, read_proc, whole_number
 from .judged import Judged, as_finding
 
 

@@ -16,7 +16,7 @@ import attrs
 
 from .._text import clean, list_text
 from ..findings import Cause, Confidence, Evidence, Finding
-from ..processes.procfs import read_proc, whole_number
+from ..processes import read_proc, whole_number
 from .judged import Judged, as_finding
 from .worker_environment import Settings
 

@@ -18,7 +18,7 @@ from .._in_time import answers_in_time
 from .._render import Block, Lines, Shown
 from .._text import clean, reason_of, size_text
 from ..findings import Finding, Missing
-from ..processes.procfs import parse_stat, read_link, read_proc
+from ..processes import parse_stat, read_link, read_proc
 from .gpu import Gpu, gpu_of_row, judge_driver, judge_gpus, read_gpus
 from .host import (
     Blocked,

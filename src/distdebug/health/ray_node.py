@@ -19,7 +19,7 @@ from .._ray_address import knock, last_address
 from .._text import clean, time_text
 from ..errors import NoLogsError
 from ..findings import Cause, Evidence, Finding
-from ..logs.lines import open_log
+from ..logs import open_log
 from .judged import Judged, as_finding
 
 

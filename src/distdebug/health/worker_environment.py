@@ -17,9 +17,7 @@ import attrs
 from .._text import clean
 from ..findings import Missing
 from ..identity import identify
-from ..processes.environ import read_environ
-from ..processes.model import Worker
-from ..processes.procfs import read_link
+from ..processes import Worker, read_environ, read_link
 
 
 # Whatever else is in an environment is nobody's business.

@@ -16,6 +16,17 @@ if TYPE_CHECKING:
     from .collectives.model import CollectiveLogs as CollectiveLogs
     from .collectives.model import LogRecord as LogRecord
     from .collectives.model import rank_origins as rank_origins
+    from .lines import BROKEN as BROKEN
+    from .lines import PACKED as PACKED
+    from .lines import LogLine as LogLine
+    from .lines import Origin as Origin
+    from .lines import open_log as open_log
+    from .lines import parse_line as parse_line
+    from .lines import parse_time as parse_time
+    from .lines import read_lines as read_lines
+    from .lines import read_tail as read_tail
+    from .lines import split_block as split_block
+    from .lines import walk_logs as walk_logs
     from .model import Hit as Hit
     from .model import LogGroup as LogGroup
     from .model import ScanReport as ScanReport

@@ -23,10 +23,9 @@ import psutil
 from .._io import is_file, matching, resolved
 from .._render import Block, Shown
 from .._text import clean
-from ..capture.blockers import Check, check_blocks
-from ..capture.tool import run_tool
+from ..capture import Check, check_blocks, run_tool
 from ..findings import Cause, Evidence, Finding, Missing, finding_entries
-from ..logs.lines import LogLine, read_lines, walk_logs
+from ..logs import LogLine, read_lines, walk_logs
 from .patch import ray_nsight_status
 
 

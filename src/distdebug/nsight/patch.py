@@ -25,7 +25,7 @@ import attrs
 
 from .._io import is_folder, is_there, matching, open_ordinary, read_ordinary
 from .._render import Block, Lines, Shown
-from ..processes.procfs import read_proc
+from ..processes import read_proc
 
 
 _PROGRAM = "_private/runtime_env/agent/main.py"

@@ -35,10 +35,10 @@ from .._io import (
 )
 from .._render import Block, Lines, Shown, Table
 from .._text import clean
-from ..capture.tool import stoppable
+from ..capture import stoppable
 from ..errors import NsightError
 from ..findings import Missing
-from ..processes.procfs import list_numbers, read_link, read_proc
+from ..processes import list_numbers, read_link, read_proc
 from .doctor import find_nsys
 from .runtime_env import StepRange, parse_step_range
 

@@ -21,7 +21,7 @@ import attrs
 
 from .._io import is_folder, open_ordinary
 from ..errors import LogError
-from ..logs.lines import (
+from ..logs import (
     BROKEN,
     PACKED,
     LogLine,

@@ -19,7 +19,7 @@ import attrs
 
 from .._ray_address import as_address, knock, last_address, read_short
 from .._text import clean
-from ..capture.tool import run_tool
+from ..capture import run_tool
 from ..errors import MissingDependencyError, NodesError
 from ..findings import as_plain
 from .sessions import RaySession, WorkerLog

@@ -16,7 +16,7 @@ import attrs
 
 from .._text import without_controls
 from ..findings import Evidence, Missing
-from ..logs.lines import open_log, parse_time, read_tail
+from ..logs import open_log, parse_time, read_tail
 from .death_model import memory_notes
 from .log_tail import (
     Exit,

@@ -20,10 +20,9 @@ import attrs
 
 from .._in_time import in_time
 from .._text import clean
-from ..capture.blockers import Check
-from ..capture.tool import run_tool
+from ..capture import Check, run_tool
 from ..errors import MissingDependencyError, NodesError
-from ..nodes.slurm import Slurm
+from ..nodes import Slurm
 from .debugger_sessions import (
     EXTENSION,
     RayDebuggerCheck,

@@ -18,11 +18,10 @@ import attrs
 
 from .._render import Block, Shown
 from .._text import clean
-from ..capture.blockers import Check, check_blocks
+from ..capture import Check, check_blocks
 from ..errors import MissingDependencyError, NodesError
 from ..findings import Cause, Evidence, Finding, Location
-from ..nodes.process import run_process
-from ..nodes.results import Bound
+from ..nodes import Bound, run_process
 
 
 _MODULE = f"{__package__}.debugger_child"

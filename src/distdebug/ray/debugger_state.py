@@ -16,7 +16,7 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
-from ..nodes.ray import shared_env
+from ..nodes import shared_env
 from . import debugger_worker
 
 

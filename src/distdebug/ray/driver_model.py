@@ -16,7 +16,7 @@ import attrs
 
 from .._render import Block, Shown, Table
 from ..findings import Location, Missing, as_plain
-from ..logs.lines import Origin
+from ..logs import Origin
 from .sessions import RaySession, WorkerLog
 from .workers import worker_logs
 

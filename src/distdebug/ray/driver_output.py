@@ -14,7 +14,7 @@ import attrs
 from .._text import clean
 from ..errors import DistdebugError, LogError, NoLogsError
 from ..findings import Location, Missing
-from ..logs.lines import BROKEN, LogLine, Origin, read_lines
+from ..logs import BROKEN, LogLine, Origin, read_lines
 from .death_model import memory_notes, rank_of
 from .driver_model import DriverLog, DriverSource, Failure, FailureKind
 

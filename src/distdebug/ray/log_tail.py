@@ -18,7 +18,7 @@ import attrs
 
 from .._text import clean, without_controls
 from ..findings import Evidence, Location
-from ..logs.lines import open_log, parse_time, read_tail, split_block
+from ..logs import open_log, parse_time, read_tail, split_block
 from .sessions import LogPart
 
 

@@ -34,7 +34,7 @@ from .._render import Block, Shown
 from .._text import clean
 from ..errors import NoLogsError
 from ..findings import Missing, as_plain
-from ..logs.lines import PACKED
+from ..logs import PACKED
 
 
 @attrs.frozen(kw_only=True)

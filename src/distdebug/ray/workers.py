@@ -24,7 +24,7 @@ import attrs
 from .._io import matching
 from .._text import clean
 from ..findings import Missing
-from ..logs.lines import BROKEN, PACKED, open_log, split_block
+from ..logs import BROKEN, PACKED, open_log, split_block
 from .sessions import (
     Listed,
     LogPart,

@@ -20,7 +20,7 @@ import attrs
 
 from .._io import output_to, write_whole
 from .._text import clean, list_text
-from ..diagnosis.hosts import Seen, seen_by
+from ..diagnosis import Seen, seen_by
 from ..errors import DistdebugError, MissingDependencyError
 from ..findings import Cause, Diagnosis, Finding, meaning_of
 from ..ranks import fold_ranks

@@ -24,11 +24,16 @@ from .._in_time import in_time
 from .._io import output_to, write_whole
 from .._render import Block, Shown
 from .._text import clean
-from ..capture.blockers import Check, check_blocks
-from ..capture.model import Native, make_folder, write_capture
-from ..capture.node import capture_node
-from ..capture.rights import check_capture
-from ..diagnosis.root_cause import diagnose
+from ..capture import (
+    Check,
+    Native,
+    capture_node,
+    check_blocks,
+    check_capture,
+    make_folder,
+    write_capture,
+)
+from ..diagnosis import diagnose
 from ..findings import (
     Cause,
     Diagnosis,
@@ -37,9 +42,8 @@ from ..findings import (
     diagnosis_blocks,
     missing_block,
 )
-from ..nodes.results import Engine, NodeResult
-from ..nodes.run import run_on_nodes
-from ..processes.model import Worker
+from ..nodes import Engine, NodeResult, run_on_nodes
+from ..processes import Worker
 from .debug_server import keep_debug_server
 from .dumps import MOST_BYTES, ask_ranks, find_dump_dirs, keep_dumps
 from .folder import lost_part, merge_manifests, new_bundle, node_name

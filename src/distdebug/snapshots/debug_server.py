@@ -21,12 +21,9 @@ from .._in_time import answers_in_time
 from .._io import is_there, write_whole
 from .._text import clean, reason_of, without_controls
 from ..findings import Missing
-from ..flight_recorder.reading.files import find_files
-from ..flight_recorder.sidecar import MOST_RANKS, Sidecar, write_sidecar
+from ..flight_recorder import MOST_RANKS, Sidecar, find_files, write_sidecar
 from ..ranks import ranks_text
-from ..stacks.draw import stacks_to_json
-from ..stacks.model import ProcessStacks
-from ..stacks.parse import parse_stacks
+from ..stacks import ProcessStacks, parse_stacks, stacks_to_json
 from .http import LATE, Allowance, NoAnswerError, Place, fetch, parse_place
 
 

@@ -18,11 +18,18 @@ from typing import IO
 from .._io import open_whole
 from .._text import reason_of
 from ..findings import Missing
-from ..flight_recorder.reading.files import DumpFile, Found, Search, find_files
-from ..flight_recorder.recording.plan import VARIABLES
-from ..flight_recorder.request import DumpRequest, request_dumps
-from ..flight_recorder.sidecar import SIDECAR_SUFFIX, Sidecar
-from ..processes.environ import read_environ
+from ..flight_recorder import (
+    SIDECAR_SUFFIX,
+    VARIABLES,
+    DumpFile,
+    DumpRequest,
+    Found,
+    Search,
+    Sidecar,
+    find_files,
+    request_dumps,
+)
+from ..processes import read_environ
 
 
 # Of all dumps of a node.

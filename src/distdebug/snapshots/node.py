@@ -21,14 +21,17 @@ import attrs
 
 from .._io import is_there, open_ordinary, write_whole
 from .._text import clean
-from ..capture.tool import find_tool
+from ..capture import find_tool
 from ..findings import Missing
-from ..health.gpu import gpu_rows
-from ..health.kernel import is_suspicious, read_kernel_log
-from ..health.network import read_interfaces
-from ..health.node import FACTS_LAYOUT
-from ..health.worker_environment import public_variables
-from ..processes.environ import read_environ
+from ..health import (
+    FACTS_LAYOUT,
+    gpu_rows,
+    is_suspicious,
+    public_variables,
+    read_interfaces,
+    read_kernel_log,
+)
+from ..processes import read_environ
 
 
 _MOST_LINES = 50

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import attrs
 
-from ..capture.model import Native
-from ..processes.scan import compile_patterns
+from ..capture import Native
+from ..processes import compile_patterns
 
 
 def _paths(

@@ -23,10 +23,8 @@ import attrs
 
 from .._text import clean
 from ..errors import CaptureError
-from ..nodes.process import run_process
-from ..nodes.remote_function import unpack_answer
-from ..nodes.results import Bound, Ended
-from ..snapshots.options import Wanted
+from ..nodes import Bound, Ended, run_process, unpack_answer
+from ..snapshots import Wanted
 from .hang import Hang, HangReason, Order, Response
 
 
@@ -94,7 +92,7 @@ def main(stdin: IO[str], stdout: IO[str]) -> int:
         The exit status.
     """
     # The rank, which starts it, has no use for all that is loaded here.
-    from .respond import respond
+    from .response import respond
 
     task = json.load(stdin)
     reason = _reason_from_json(task["reason"])

@@ -33,7 +33,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from ..health.gpu import Gpu, read_gpus
+from ..health import Gpu, read_gpus
 
 
 class GpuLoad(NamedTuple):

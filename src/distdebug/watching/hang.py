@@ -22,9 +22,8 @@ from .._render import Block, Lines, Shown
 from .._text import clean
 from ..errors import DistdebugError
 from ..findings import Cause
-from ..processes.model import Worker
-from ..processes.threads import read_state
-from ..snapshots.options import Wanted
+from ..processes import Worker, read_state
+from ..snapshots import Wanted
 
 
 @attrs.frozen(kw_only=True)

@@ -38,8 +38,7 @@ from .._in_time import in_time
 from .._io import read_ordinary
 from .._text import clean, reason_of
 from ..errors import ConfigError, HookError
-from ..nodes.process import run_process
-from ..nodes.results import Bound, Ended
+from ..nodes import Bound, Ended, run_process
 from .config import a_number
 from .hang import Hang, say
 

@@ -19,9 +19,9 @@ from types import TracebackType
 from typing import Self
 
 from ..errors import CaptureError
-from ..flight_recorder.recording.trace import current_recording, read_progress
+from ..flight_recorder import current_recording, read_progress
 from ..identity import current_identity
-from ..snapshots.options import Wanted
+from ..snapshots import Wanted
 from .child import ask_child
 from .config import (
     HangDebugConfig,
@@ -33,8 +33,8 @@ from .config import (
     several_paths,
 )
 from .hang import Duty, Hang, HangReason, Hook, Order, Response, say
+from .loop import LEAST_POLL_S, ProgressSensor, poll_of, watch_processes
 from .senses import FilesState, InTime, last_known, step, steps, switches
-from .watch import LEAST_POLL_S, ProgressSensor, poll_of, watch_processes
 
 
 __all__ = ["Watch", "watch"]
@@ -207,7 +207,7 @@ class Watch:
 
         Args:
             loop: What it does, as
-                :func:`~distdebug.watching.watch.watch_processes` does.
+                :func:`~distdebug.watching.loop.watch_processes` does.
         """
         run = partial(
             loop,

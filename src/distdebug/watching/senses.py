@@ -12,7 +12,7 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from ..processes.procfs import parse_stat, parse_status, read_proc
+from ..processes import parse_stat, parse_status, read_proc
 
 
 _MOST_FILES = 10_000

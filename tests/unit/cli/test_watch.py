@@ -64,8 +64,8 @@ def _watched(monkeypatch, tmp_path):
             raise log.error
         return log.responses[len(log.orders) - 1]
 
-    monkeypatch.setattr("distdebug.watching.watch.watch_processes", watch)
-    monkeypatch.setattr("distdebug.watching.respond.respond", respond)
+    monkeypatch.setattr("distdebug.watching.loop.watch_processes", watch)
+    monkeypatch.setattr("distdebug.watching.response.respond", respond)
     return log
 
 

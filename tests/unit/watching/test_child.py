@@ -34,7 +34,7 @@ from distdebug.watching import (
     Order,
     Response,
     child,
-    respond,
+    response,
 )
 
 
@@ -106,7 +106,7 @@ def _inner(monkeypatch):
     """
     inner = InProcess()
     monkeypatch.setattr(child, "run_process", inner.run)
-    monkeypatch.setattr(respond, "respond", inner.respond)
+    monkeypatch.setattr(response, "respond", inner.respond)
     return inner
 
 

@@ -35,7 +35,7 @@ from distdebug.stacks import (
     ThreadStack,
     stacks_to_json,
 )
-from distdebug.watching import HangReason, Order, respond
+from distdebug.watching import HangReason, Order, response
 
 
 MARK = ".unfinished"
@@ -182,7 +182,7 @@ class Job:
         Respond on this node.
         """
         order = attrs.evolve(self.order, **options)
-        return respond.respond(reason, order, sleep=self.sleep)
+        return response.respond(reason, order, sleep=self.sleep)
 
     def join(self, host, *, is_done=False):
         """
@@ -224,11 +224,11 @@ def _job(tmp_path, monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: job.host)
     # Processes of several nodes cannot be had on one, nor can ranks that
     # hang for minutes: what finds them and looks at them is made up.
-    monkeypatch.setattr(respond, "read_environ", lambda _: (job.environ, ""))
-    monkeypatch.setattr(respond, "find_workers", job.find)
-    monkeypatch.setattr(respond, "workers_of", job.find_by_number)
-    monkeypatch.setattr(respond, "capture_node", job.look)
-    monkeypatch.setattr(respond, "collect_node", job.collect)
+    monkeypatch.setattr(response, "read_environ", lambda _: (job.environ, ""))
+    monkeypatch.setattr(response, "find_workers", job.find)
+    monkeypatch.setattr(response, "workers_of", job.find_by_number)
+    monkeypatch.setattr(response, "capture_node", job.look)
+    monkeypatch.setattr(response, "collect_node", job.collect)
     monkeypatch.setattr(time, "monotonic", lambda: job.now)
     return job
 
@@ -569,7 +569,7 @@ class TestNodes:
 
         def run(host):
             job.host = host
-            return respond.respond(
+            return response.respond(
                 STALLED, job.order, sleep=lambda _: time.sleep(0.001)
             )
 
@@ -714,7 +714,7 @@ class TestNodes:
             job.sleep(seconds)
 
         with pytest.raises(KeyboardInterrupt):
-            respond.respond(STALLED, job.order, sleep=sleep)
+            response.respond(STALLED, job.order, sleep=sleep)
 
         got = job.respond()
 

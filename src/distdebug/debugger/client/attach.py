@@ -22,10 +22,9 @@ from typing import NoReturn
 import attrs
 
 from ..._text import clean, without_controls
-from ...capture.tool import run_tool
+from ...capture import run_tool
 from ...errors import DebuggerError
-from ...processes.find import find_workers
-from ...processes.model import Worker
+from ...processes import Worker, find_workers
 from ..protocol import base_folder, make_folder
 from .model import ranks_told
 

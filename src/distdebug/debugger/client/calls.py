@@ -18,7 +18,7 @@ import attrs
 
 from ..._io import read_ordinary
 from ...errors import DebuggerError
-from ...processes.model import Worker
+from ...processes import Worker
 from ...ranks import RankSelection, fold_ranks, parse_ranks
 from ..protocol import Feed, WireError, is_selected, may_talk, pack, peer_uid
 from .model import (

@@ -44,7 +44,7 @@ from .remote import reach_nodes
 
 
 if TYPE_CHECKING:
-    from ...nodes.process import Talks
+    from ...nodes import Talks
 
 
 # What an answer may take longer than the rank was told to wait.
@@ -448,15 +448,15 @@ def _talks(
     hosts: Iterable[str] | None,
 ) -> Talks:
     if slurm is not None:
-        from ...nodes.slurm import Slurm
+        from ...nodes import Slurm
 
         return Slurm(job=str(slurm))
     if ray is not None:
-        from ...nodes.ray import Ray
+        from ...nodes import Ray
 
         return Ray(ray)
 
-    from ...nodes.ssh import Ssh
+    from ...nodes import Ssh
 
     return Ssh(tuple(hosts or ()))
 

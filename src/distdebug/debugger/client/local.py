@@ -17,7 +17,7 @@ import attrs
 
 from ..._text import clean, time_text, without_controls
 from ...errors import DebuggerError
-from ...processes.model import Worker
+from ...processes import Worker
 from ..protocol import check_folder, job_folders, peer_uid, socket_paths
 from .attach import unarmed_workers
 from .calls import Peer, Reached, open_line
@@ -64,7 +64,7 @@ def _stacks(asked: Iterable[tuple[int, str]]) -> tuple[str, ...]:
 
 
 def _stack(pid: int, why: str) -> str:
-    from ...capture.node import capture_process
+    from ...capture import capture_process
     from ...errors import DistdebugError
 
     head = f"{why}; seen from outside:"

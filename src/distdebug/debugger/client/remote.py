@@ -21,8 +21,8 @@ import attrs
 
 from ..._text import clean
 from ...errors import DebuggerError
-from ...nodes.process import Channel, Door, Talks, close_channels
-from ...processes.model import Worker
+from ...nodes import Channel, Door, Talks, close_channels
+from ...processes import Worker
 from ..relay import VERSION
 from .calls import Line, Peer, Reached, ask_all
 from .model import Known, LostNode, Silent, ranks_known, texts_told

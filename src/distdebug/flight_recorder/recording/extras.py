@@ -32,7 +32,7 @@ from typing import NamedTuple
 from ..._io import is_there, write_whole
 from ..._text import clean
 from ...errors import NotRecordingError
-from ...processes.stack_signal import (
+from ...processes import (
     ROOT,
     folder_name,
     is_kept,

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ..._text import clean, size_text
-from ...diagnosis.hosts import Seen, seen_by
+from ...diagnosis import Seen, seen_by
 from ...findings import Diagnosis, Evidence, Finding, Missing, meaning_of
 from ..format import (
     Piece,

@@ -15,12 +15,11 @@ import attrs
 import numpy as np
 
 from ..._text import clean
-from ...diagnosis.hosts import seen_by
+from ...diagnosis import seen_by
 from ...findings import Cause, Diagnosis, Finding, GroupRef
-from ...flight_recorder.analysis.report import FlightReport
-from ...flight_recorder.columns import Dumps
+from ...flight_recorder import Dumps, FlightReport
 from ...ranks import ranks_text
-from ...stacks.jobs import is_same_job
+from ...stacks import is_same_job
 from ...waits import Wait, components
 from ..format import Section
 from .graph_layout import HEIGHT, WIDTH, Layout, lay_out

@@ -9,14 +9,18 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from ..._text import clean, size_text
-from ...diagnosis.hosts import seen_by
-from ...diagnosis.log_evidence import LogEvidence
+from ...diagnosis import LogEvidence, seen_by
 from ...findings import Diagnosis
-from ...logs.collectives.model import CollectiveLogs, LogRecord
-from ...logs.model import LogGroup, ScanReport, TraceGroup
-from ...logs.tracebacks import PyError, PyFrame
-from ...ray.death_model import Death, Deaths
-from ...ray.driver_model import DriverLog
+from ...logs import (
+    CollectiveLogs,
+    LogGroup,
+    LogRecord,
+    PyError,
+    PyFrame,
+    ScanReport,
+    TraceGroup,
+)
+from ...ray import Death, Deaths, DriverLog
 from ..format import (
     RankLinks,
     Section,

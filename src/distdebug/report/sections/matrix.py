@@ -23,14 +23,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..._text import clean
-from ...diagnosis.hosts import seen_by
+from ...diagnosis import seen_by
 from ...findings import Cause, Diagnosis, Location
-from ...flight_recorder.analysis.job import Channel, Side, find_channels
-from ...flight_recorder.analysis.membership import Signatures
-from ...flight_recorder.analysis.progress import collective_streams
-from ...flight_recorder.analysis.report import FlightReport
-from ...flight_recorder.analysis.stragglers import clock_offsets_ns
-from ...flight_recorder.columns import Frame, shape_texts
+from ...flight_recorder import (
+    Channel,
+    FlightReport,
+    Frame,
+    Side,
+    Signatures,
+    clock_offsets_ns,
+    collective_streams,
+    find_channels,
+    shape_texts,
+)
 from ..format import Section
 from .graph import many_ranks
 from .matrix_cells import (

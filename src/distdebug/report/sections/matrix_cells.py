@@ -17,20 +17,19 @@ from numpy.typing import NDArray
 
 from ..._text import clean
 from ...findings import Diagnosis
-from ...flight_recorder.analysis.membership import (
-    Group,
-    Membership,
-    Signatures,
-    find_groups,
-    group_status,
-)
-from ...flight_recorder.analysis.progress import Stream, collective_streams
-from ...flight_recorder.analysis.report import FlightReport
-from ...flight_recorder.columns import (
+from ...flight_recorder import (
     COMPLETED,
     STARTED,
     Dumps,
+    FlightReport,
+    Group,
+    Membership,
     RankDump,
+    Signatures,
+    Stream,
+    collective_streams,
+    find_groups,
+    group_status,
     shape_texts,
 )
 from ...ranks import ranks_text

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from ..._text import clean, list_text, size_text, time_text
-from ...diagnosis.hosts import seen_by
+from ...diagnosis import seen_by
 from ...findings import Diagnosis, Finding
-from ...health.gpu import Gpu
-from ...health.node import NodeFacts
-from ...health.worker_environment import (
+from ...health import (
+    Gpu,
+    NodeFacts,
     Settings,
     by_job,
     read_settings,

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from ..._text import clean, time_text
-from ...diagnosis.hosts import seen_by
+from ...diagnosis import seen_by
 from ...findings import Diagnosis, GroupProgress, group_order
-from ...logs.phases.model import PhaseReport, PhaseState
+from ...logs import PhaseReport, PhaseState
 from ..format import RankLinks, Section, as_sentence, moment_text, rank_links
 
 

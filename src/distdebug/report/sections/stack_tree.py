@@ -18,12 +18,16 @@ import attrs
 
 from ..._text import clean, list_text
 from ...findings import Cause
-from ...stacks.draw import native_function
-from ...stacks.explain import explain_ranks
-from ...stacks.formats.cuda import short_name
-from ...stacks.merge import StackTree
-from ...stacks.model import ProcessStacks, StackFrame
-from ...stacks.view import ProcessView, agree
+from ...stacks import (
+    ProcessStacks,
+    ProcessView,
+    StackFrame,
+    StackTree,
+    agree,
+    explain_ranks,
+    native_function,
+    short_name,
+)
 
 
 _MOST_BRANCHES = 400

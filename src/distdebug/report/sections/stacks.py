@@ -12,14 +12,21 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 
 from ..._text import clean
-from ...diagnosis.hosts import Seen, all_stacks, seen_by
+from ...diagnosis import Seen, all_stacks, seen_by
 from ...findings import Diagnosis
-from ...stacks.draw import to_collapsed, to_speedscope
-from ...stacks.formats.cuda import short_name
-from ...stacks.merge import StackTree, is_own, merge_stacks
-from ...stacks.model import ProcessStacks, StackFrame, ThreadStack
-from ...stacks.motion import is_background
-from ...stacks.places import is_native
+from ...stacks import (
+    ProcessStacks,
+    StackFrame,
+    StackTree,
+    ThreadStack,
+    is_background,
+    is_native,
+    is_own,
+    merge_stacks,
+    short_name,
+    to_collapsed,
+    to_speedscope,
+)
 from ..format import Section
 from .stack_tree import absent_from, cut_tree, line_of
 

@@ -16,9 +16,7 @@ from typing import Literal
 
 import attrs
 
-from ..processes.find import find_workers
-from ..processes.model import Worker
-from ..processes.scan import compile_patterns
+from ..processes import Worker, compile_patterns, find_workers
 from .config import HangDebugConfig, a_number
 from .hang import Crew, HangReason, NotYet, crew_of, is_the_end, say
 from .senses import switches

@@ -20,34 +20,31 @@ from pathlib import Path
 
 import attrs
 
-from ..capture.attach import node_lock
-from ..capture.node import capture_node
+from ..capture import capture_node, node_lock
 from ..errors import CaptureError, NodeBusyError
 from ..findings import Cause, Diagnosis, Finding, Missing
-from ..processes.environ import read_environ
-from ..processes.find import find_workers, workers_of
-from ..processes.model import Worker
-from ..report.page import leave_report
-from ..snapshots.collect import (
+from ..processes import Worker, find_workers, read_environ, workers_of
+from ..report import leave_report
+from ..snapshots import (
     UNKNOWN,
     Collected,
-    Snapshot,
-    collect_node,
-    explain_bundle,
-    reason_of,
-    version,
-)
-from ..snapshots.folder import (
+    Manifest,
     Part,
+    Snapshot,
     age_s,
+    collect_node,
     count_parts,
+    explain_bundle,
+    is_done,
     is_taken,
     join_bundle,
     merge_manifests,
     node_name,
     read_parts,
+    reason_of,
+    take_over,
+    version,
 )
-from ..snapshots.manifest import Manifest, is_done, take_over
 from .hang import Hang, HangReason, Order, Outcome, Response, say
 
 
