@@ -42,7 +42,7 @@ from distdebug.flight_recorder import (
     analyze_dumps,
     entry_rows,
 )
-from distdebug.flight_recorder.columns import (
+from distdebug.flight_recorder.reading.columns import (
     SCHEDULED,
     Entries,
     GroupConfig,

@@ -16,8 +16,6 @@ from .cli import build_parser
 from .errors import DistdebugError
 
 
-__all__ = ["main"]
-
 _NO_ROOM = {errno.EDQUOT, errno.EFBIG, errno.ENOSPC}
 
 

@@ -18,8 +18,6 @@ from functools import partial
 from typing import TypeVar
 
 
-__all__ = ["answers_in_time", "in_time"]
-
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 

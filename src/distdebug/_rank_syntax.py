@@ -24,14 +24,6 @@ from typing import NoReturn
 from .errors import RankSyntaxError
 
 
-__all__ = [
-    "Ranges",
-    "Selected",
-    "read_option",
-    "read_ranges",
-    "read_selection",
-]
-
 Ranges = tuple[range, ...]
 Selected = tuple[Ranges, tuple[tuple[str, Ranges], ...]]
 

@@ -13,8 +13,6 @@ from typing import Literal
 from ._io import read_ordinary
 
 
-__all__ = ["as_address", "knock", "last_address", "read_short"]
-
 _ADDRESS = re.compile(r"(\[?[0-9A-Za-z.:_-]{1,255}?\]?):(\d{1,5})")
 
 

@@ -12,16 +12,6 @@ import re
 from collections.abc import Iterable, Sequence
 
 
-__all__ = [
-    "clean",
-    "list_text",
-    "reason_of",
-    "size_text",
-    "text_table",
-    "time_text",
-    "without_controls",
-]
-
 # Colors and cursor movements (CSI), titles and links (OSC), short sequences.
 _CSI = r"[0-?]*[ -/]*[@-~]"
 _OSC = r"[^\x07\x1b\x9d]*(?:\x07|\x1b\\)"

@@ -17,9 +17,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 
-__all__ = ["Identity", "current_identity", "identify"]
-
-
 class Identity(NamedTuple):
     """
     Who a process is within its job.

@@ -21,16 +21,6 @@ from ._text import clean
 from .errors import MeshError, RankSyntaxError
 
 
-__all__ = [
-    "Mesh",
-    "RankSelection",
-    "fold_ranks",
-    "parse_rank_option",
-    "parse_ranks",
-    "ranks_text",
-    "unfold_ranks",
-]
-
 # More ranks than any job has; a range from outside must not fill the memory.
 _MOST_RANKS = 1 << 24
 

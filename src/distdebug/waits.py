@@ -14,9 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 import attrs
 
 
-__all__ = ["Wait", "components", "reachable", "sinks"]
-
-
 @attrs.frozen(kw_only=True)
 class Wait:
     """

@@ -34,7 +34,7 @@ from .slurm_lab import slurm_lab
 
 SOURCE = str(Path(distdebug.__file__).parents[1])
 PROGRAM = Path(__file__).parent / "programs" / "debug_node.py"
-RELAY = "distdebug.debugger.relay"
+RELAY = "distdebug.debugger.client.relay"
 PATIENCE_S = 60
 
 SSHD = """

@@ -19,8 +19,6 @@ from typing import IO, NamedTuple
 from .._io import scratch_file
 
 
-__all__ = ["ToolOutput", "find_tool", "run_tool", "stop_tools", "stoppable"]
-
 # The JSON of 10,000 threads stays below.
 _MOST_BYTES = 1 << 26
 _MOST_COMPLAINT = 1 << 16

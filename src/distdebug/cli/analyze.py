@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from ..flight_recorder import EntryRow
 
 
-__all__ = ["add_parser", "run"]
-
 _TEXT = """
 Analyze Flight Recorder dumps alone, or list every call that they hold.
 All dumps are always read; --ranks and --groups choose what is told.

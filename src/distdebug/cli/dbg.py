@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from ..nodes import Talks
 
 
-__all__ = ["add_parser", "run"]
-
 _TEXT = """
 Ask the ranks of a job that called distdebug.arm(), or stopped at a breakpoint:
 those on this node, or on all nodes of the job.  Leaving holds nobody, and ends

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ..demo import Demo
 
 
-__all__ = ["add_parser", "run"]
-
 _TEXT = """
 Start a real training job of several processes on this machine (torchrun, Gloo,
 CPU) in which something is wrong; wait until it hangs; collect dumps and stacks;

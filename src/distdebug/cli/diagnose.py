@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ..findings import Diagnosis
 
 
-__all__ = ["add_parser", "run"]
-
 _TEXT = """
 Find the root cause of a job that is stuck, slow, or dead, in whatever was
 collected: Flight Recorder dumps, side-cars, stacks, logs of any launcher,

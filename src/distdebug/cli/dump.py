@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ..flight_recorder import DumpRequest
 
 
-__all__ = ["add_parser", "run"]
-
 _TEXT = """
 Ask the ranks of a running job on this node for their dumps; training goes on.
 They have to record: see distdebug.enable_flight_recorder(), or the command env.

@@ -12,8 +12,6 @@ from .options import Commands, add_command, warn
 from .output import print_json
 
 
-__all__ = ["add_parser", "run"]
-
 _TEXT = """
 Print shell commands that switch on PyTorch's Flight Recorder, for jobs whose
 code cannot call distdebug.enable_flight_recorder().  What is set already stays

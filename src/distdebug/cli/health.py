@@ -17,8 +17,6 @@ from .options import (
 from .output import print_json, print_result, waiting
 
 
-__all__ = ["add_parser", "run"]
-
 _TEXT = """
 Look at this node: its GPUs, what the kernel complains of, memory, disks,
 network, Ray; and whether the variables of the workers fit it and each other.

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from ..ray import RaySession, WorkerLog
 
 
-__all__ = ["add_parser", "run"]
-
 _TEXT = """
 Find the logs of a Ray cluster, of this machine or copied from any number of
 nodes, alive or stopped, and say which log belongs to which actor, and who died

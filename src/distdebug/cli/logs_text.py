@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ..ray import Activity, Deaths, LogPart, RaySession, WorkerLog
 
 
-__all__ = ["overview_blocks", "tail_records", "tail_text", "who_prints"]
-
 _MOST_WORKERS = 40
 _MOST_TAILS = 50
 _MOST_FINDINGS = 8

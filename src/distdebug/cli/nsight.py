@@ -71,12 +71,16 @@ def patch_everywhere(args: argparse.Namespace) -> int:
 
 
 def _on_this_node(what: str, path: str | None) -> dict[str, Any]:
-    from ..nsight import patch as change
+    from ..nsight import (
+        patch_ray_nsight,
+        ray_nsight_status,
+        revert_ray_nsight,
+    )
 
     calls: dict[str, Callable[[str | None], Any]] = {
-        "patch": change.patch_ray_nsight,
-        "status": change.ray_nsight_status,
-        "revert": change.revert_ray_nsight,
+        "patch": patch_ray_nsight,
+        "status": ray_nsight_status,
+        "revert": revert_ray_nsight,
     }
     plain: dict[str, Any] = calls[what](path).to_dict()
     return plain

@@ -15,22 +15,6 @@ if TYPE_CHECKING:
     from ..flight_recorder import Dumps
 
 
-__all__ = [
-    "RANKS_HELP",
-    "Commands",
-    "add_command",
-    "add_full_option",
-    "add_process_options",
-    "chosen_groups",
-    "chosen_ranks",
-    "job_mesh",
-    "output_file",
-    "positive_count",
-    "positive_seconds",
-    "process_number",
-    "warn",
-]
-
 Commands = Any  # argparse does not name the type of its sub-parsers
 OptionGroup = Any  # nor that of its groups
 

@@ -30,8 +30,6 @@ from . import (
 )
 
 
-__all__ = ["build_parser"]
-
 _COMMANDS = (
     demo,
     diagnose,

@@ -13,8 +13,6 @@ from .options import Commands, add_command, add_full_option
 from .output import print_json, print_result, waiting
 
 
-__all__ = ["add_parser", "run"]
-
 _TEXT = """
 Read the log of a job (of its driver, and those of its workers, if you like)
 and say which phase of its start-up it is in, how far that is, for how long

@@ -10,8 +10,6 @@ from .options import Commands, add_command
 from .output import print_json
 
 
-__all__ = ["add_parser", "run"]
-
 _TEXT = """
 Check, before a job hangs, whether its processes may be looked into on this
 node, and which tools are there; say what to do about what is missing.  Run it

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from ..ray import RayDebugSession
 
 
-__all__ = ["add_parser", "run"]
-
 _COMMAND = "ray-debugger"
 _TEXT = """
 Prepare and use the debugger that Ray brings along.  check looks whether all is

@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from ..snapshots import Snapshot
 
 
-__all__ = ["add_parser", "run"]
-
 _TEXT = """
 Take everything worth having about the job on this node into one folder, while
 it still hangs: new Flight Recorder dumps of the ranks that record, the stacks

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from ..stacks import ProcessStacks
 
 
-__all__ = ["add_parser", "run"]
-
 _TEXT = """
 Find the workers of this node, look at the stacks of all of them several times,
 and say what they wait for.  Nobody is stopped, unless --native or --cuda is

@@ -19,8 +19,6 @@ from .options import (
 from .output import print_json, print_result, telling
 
 
-__all__ = ["add_parser", "run"]
-
 _TEXT = """
 Draw every call of every rank from Flight Recorder dumps into one file, which
 https://ui.perfetto.dev opens (it stays on your machine), and chrome://tracing.

@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from .client.shell import run_shell as run_shell
     from .inside.arming import arm as arm
     from .inside.arming import disarm as disarm
-    from .inside.breakpoints import post_mortem as post_mortem
-    from .inside.breakpoints import scope as scope
-    from .inside.breakpoints import set_trace as set_trace
-    from .launchers import monarch_setup as monarch_setup
-    from .launchers import ray_debugger_env as ray_debugger_env
-    from .launchers import ray_debugger_setup as ray_debugger_setup
+    from .inside.arming import post_mortem as post_mortem
+    from .inside.arming import scope as scope
+    from .inside.arming import set_trace as set_trace
+    from .inside.launchers import monarch_setup as monarch_setup
+    from .inside.launchers import ray_debugger_env as ray_debugger_env
+    from .inside.launchers import ray_debugger_setup as ray_debugger_setup
     from .protocol import job_environment as job_environment
 else:
     from .._lazy import lazy_names

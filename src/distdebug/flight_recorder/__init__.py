@@ -31,24 +31,24 @@ if TYPE_CHECKING:
     from .analysis.report import FlightReport as FlightReport
     from .analysis.stragglers import clock_offsets_ns as clock_offsets_ns
     from .analysis.stuck import silent_s as silent_s
-    from .columns import COMPLETED as COMPLETED
-    from .columns import STARTED as STARTED
-    from .columns import Dumps as Dumps
-    from .columns import EntryRow as EntryRow
-    from .columns import Frame as Frame
-    from .columns import GroupStatus as GroupStatus
-    from .columns import RankDump as RankDump
-    from .columns import entry_rows as entry_rows
-    from .columns import shape_texts as shape_texts
-    from .dump import dump_flight_recorder as dump_flight_recorder
     from .enable import disable_flight_recorder as disable_flight_recorder
     from .enable import enable_flight_recorder as enable_flight_recorder
     from .read import read_dumps as read_dumps
+    from .reading.columns import COMPLETED as COMPLETED
+    from .reading.columns import STARTED as STARTED
+    from .reading.columns import Dumps as Dumps
+    from .reading.columns import EntryRow as EntryRow
+    from .reading.columns import Frame as Frame
+    from .reading.columns import GroupStatus as GroupStatus
+    from .reading.columns import RankDump as RankDump
+    from .reading.columns import entry_rows as entry_rows
+    from .reading.columns import shape_texts as shape_texts
     from .reading.files import DumpFile as DumpFile
     from .reading.files import Found as Found
     from .reading.files import Search as Search
     from .reading.files import find_files as find_files
     from .reading.files import parse_name as parse_name
+    from .recording.dump import dump_flight_recorder as dump_flight_recorder
     from .recording.plan import VARIABLES as VARIABLES
     from .recording.plan import RecorderSettings as RecorderSettings
     from .recording.plan import make_folder as make_folder

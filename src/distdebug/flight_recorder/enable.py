@@ -29,12 +29,6 @@ from .recording.plan import (
 from .recording.trace import Recording, begin_recording, end_recording
 
 
-__all__ = [
-    "RecorderSettings",
-    "disable_flight_recorder",
-    "enable_flight_recorder",
-]
-
 _logger = logging.getLogger("distdebug")
 
 

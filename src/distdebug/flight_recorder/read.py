@@ -15,7 +15,6 @@ from concurrent.futures import Executor
 from .._text import list_text
 from ..errors import NoDumpsError
 from ..findings import Missing
-from .columns import Dumps, Frame, RankDump
 from .reading.assemble import (
     Decoded,
     Tables,
@@ -26,12 +25,11 @@ from .reading.assemble import (
     parse_frames,
     plan_reading,
 )
+from .reading.columns import Dumps, Frame, RankDump
 from .reading.files import DumpFile, find_files
 from .reading.sandbox import TIME_LIMIT_S, decode_files, decode_frames
 from .sidecar import Sidecar
 
-
-__all__ = ["read_dumps"]
 
 Path = str | os.PathLike[str]
 Progress = Callable[[int, int], object]

@@ -26,8 +26,6 @@ from .._text import clean
 from .sidecar import SIDECAR_SUFFIX, read_sidecar
 
 
-__all__ = ["DumpRequest", "request_dumps"]
-
 _PIPE = re.compile(r".*?(?P<rank>\d{1,10}|unknown)\.pipe", re.DOTALL)
 _OURS = re.compile(r"(\d+-\d+)_request_(?:\d+|unknown)\.pipe")
 _ANSWER = re.compile(rf"(\d+-\d+)-\d+_rank_\w+{re.escape(SIDECAR_SUFFIX)}")

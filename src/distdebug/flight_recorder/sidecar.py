@@ -19,17 +19,6 @@ from typing import Any, NamedTuple
 from .._io import LaterLayoutError, check_layout, open_ordinary, write_whole
 
 
-__all__ = [
-    "MOST_RANKS",
-    "SIDECAR_SUFFIX",
-    "Sidecar",
-    "SidecarFrame",
-    "SidecarGroup",
-    "parse_sidecar",
-    "read_sidecar",
-    "write_sidecar",
-]
-
 SIDECAR_SUFFIX = ".sidecar.json"
 
 # No job has more; whoever says so would have us count to a billion.

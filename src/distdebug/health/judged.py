@@ -10,9 +10,6 @@ from typing import NamedTuple
 from ..findings import Cause, Confidence, Evidence, Finding
 
 
-__all__ = ["Judged", "as_finding", "known_ranks"]
-
-
 class Judged(NamedTuple):
     """
     What is wrong, without where.

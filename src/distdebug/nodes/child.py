@@ -20,8 +20,6 @@ from collections.abc import Sequence
 from typing import IO, Any
 
 
-__all__ = ["main"]
-
 # Less than what is kept of the output, so that it is never cut.
 _MOST = 1 << 24
 

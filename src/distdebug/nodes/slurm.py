@@ -23,8 +23,6 @@ from .results import Arrival, Bound, Ended, NodeStatus, Trouble
 from .run import side_by_side
 
 
-__all__ = ["Slurm"]
-
 # A busy controller may take its time.
 _QUERY_S = 30.0
 _MOST_SAID = 2000

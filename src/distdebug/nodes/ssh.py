@@ -23,8 +23,6 @@ from .results import Arrival, Bound, Ended, NodeStatus, Trouble
 from .run import side_by_side
 
 
-__all__ = ["Ssh"]
-
 # No option, and nothing that a shell would understand.
 _HOST = re.compile(r"[A-Za-z0-9_\[][A-Za-z0-9_.:@%\[\]-]{0,254}")
 _OPTIONS = (

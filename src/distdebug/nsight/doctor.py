@@ -26,7 +26,7 @@ from .._text import clean
 from ..capture import Check, check_blocks, run_tool
 from ..findings import Cause, Evidence, Finding, Missing, finding_entries
 from ..logs import LogLine, read_lines, walk_logs
-from .patch import ray_nsight_status
+from .patch import all_processes, ray_nsight_status
 
 
 _TIMEOUT_S = 10.0
@@ -139,17 +139,6 @@ _AGENT = "--start-agent"
 # "--session-name=profile-python-8173": the last number is that of the command
 # which started the agent, unless the user named the session.
 _SESSION = re.compile(r"--session-name=.{0,400}-([0-9]{1,7})")
-
-
-def all_processes() -> Iterator[psutil.Process]:
-    """
-    Which processes does this node show?
-
-    Yields:
-        All of them; none where even their list is not shown.
-    """
-    with suppress(OSError):
-        yield from psutil.process_iter()
 
 
 def find_orphans() -> tuple[int, ...]:

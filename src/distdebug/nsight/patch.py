@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import attrs
+import psutil
 
 from .._io import is_folder, is_there, matching, open_ordinary, read_ordinary
 from .._render import Block, Lines, Shown
@@ -46,8 +47,6 @@ def stale_agents(plugin: Path) -> tuple[int, ...]:
         out.
     """
     import psutil
-
-    from .doctor import all_processes
 
     try:
         written = plugin.stat().st_mtime
@@ -800,3 +799,14 @@ def _tell(status: PatchStatus) -> None:
         _logger.warning("%s", status)
     elif status.changed:
         _logger.info("%s", status)
+
+
+def all_processes() -> Iterator[psutil.Process]:
+    """
+    Which processes does this node show?
+
+    Yields:
+        All of them; none where even their list is not shown.
+    """
+    with suppress(OSError):
+        yield from psutil.process_iter()

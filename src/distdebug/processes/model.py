@@ -14,8 +14,6 @@ from .._text import clean
 from .procfs import ENDED
 
 
-__all__ = ["ProcessState", "Role", "Worker"]
-
 Role = Literal[
     "rank",  # takes part in collectives
     "dataloader",  # reads for a rank

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .draw import branches as branches
-    from .draw import native_function as native_function
-    from .draw import stacks_to_json as stacks_to_json
-    from .draw import stacks_to_text as stacks_to_text
-    from .draw import to_collapsed as to_collapsed
-    from .draw import to_speedscope as to_speedscope
     from .explain import explain_ranks as explain_ranks
     from .explain import explain_stacks as explain_stacks
+    from .export import stacks_to_json as stacks_to_json
+    from .export import stacks_to_text as stacks_to_text
+    from .export import to_collapsed as to_collapsed
+    from .export import to_speedscope as to_speedscope
     from .formats.cuda import parse_kernels as parse_kernels
     from .formats.cuda import short_name as short_name
     from .formats.faulthandler import parse_faulthandler as parse_faulthandler
@@ -26,8 +24,10 @@ if TYPE_CHECKING:
     from .jobs import join_threads as join_threads
     from .jobs import members_of_job as members_of_job
     from .merge import StackTree as StackTree
+    from .merge import branches as branches
     from .merge import is_own as is_own
     from .merge import merge_stacks as merge_stacks
+    from .merge import native_function as native_function
     from .model import GpuKernel as GpuKernel
     from .model import ProcessStacks as ProcessStacks
     from .model import StackFrame as StackFrame

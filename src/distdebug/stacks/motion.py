@@ -15,8 +15,8 @@ from enum import Enum
 import attrs
 
 from ..findings import Confidence
-from .formats.gdb import wants_gil as wants_gil_by_native_stack
 from .model import ThreadActivity, ThreadStack
+from .model import wants_gil as wants_gil_by_native_stack
 
 
 # Nobody waits this long within a step that was watched.

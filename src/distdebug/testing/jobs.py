@@ -13,8 +13,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 
-__all__ = ["Call", "Record", "SimulatedGroup", "SimulatedJob", "Stack"]
-
 Sizes = Sequence[Sequence[int]]
 
 # Function, file, and line; innermost first.

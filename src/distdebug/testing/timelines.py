@@ -17,8 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 
-__all__ = ["DrawnTimeline", "read_timeline"]
-
 Event = dict[str, Any]
 
 _EXACT_US = 1e-3

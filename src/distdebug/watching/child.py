@@ -28,8 +28,6 @@ from ..snapshots import Wanted
 from .hang import Hang, HangReason, Order, Response
 
 
-__all__ = ["ask_child", "main"]
-
 # For looking, waiting for other nodes, and explaining.
 _MORE_S = 600.0
 # The child of a rank is none.

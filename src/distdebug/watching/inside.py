@@ -37,8 +37,6 @@ from .loop import LEAST_POLL_S, ProgressSensor, poll_of, watch_processes
 from .senses import FilesState, InTime, last_known, step, steps, switches
 
 
-__all__ = ["Watch", "watch"]
-
 # How long a child that was told to end may take, and then the thread.
 _CHILD_S = 12.0
 _JOIN_S = 2.0

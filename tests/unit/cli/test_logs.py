@@ -381,9 +381,9 @@ class TestHealth:
             findings = (full,) if kwargs["folders"] else ()
             return NodeHealth(facts=facts, findings=findings)
 
-        monkeypatch.setattr("distdebug.health.node.check_node", check)
+        monkeypatch.setattr("distdebug.health.check_node", check)
         monkeypatch.setattr(
-            "distdebug.health.environment.check_environment",
+            "distdebug.health.check_environment",
             lambda *_, **__: EnvironmentHealth(),
         )
         return asked

@@ -118,7 +118,7 @@ class TestNodes:
                 )
             yield NodeResult(host="b", status=NodeStatus.OK, value=value)
 
-        monkeypatch.setattr("distdebug.nodes.run.run_on_nodes", run_on_nodes)
+        monkeypatch.setattr("distdebug.nodes.run_on_nodes", run_on_nodes)
         return asked
 
     def test_ray(self, nodes, plugin, capsys):
@@ -236,7 +236,7 @@ class TestDoctor:
         answers = [good, NsysHealth(checks=(), findings=(finding,))]
         # What is in the way here depends on the machine.
         monkeypatch.setattr(
-            "distdebug.nsight.doctor.check_nsys",
+            "distdebug.nsight.check_nsys",
             lambda raylet_logs: answers.pop(0),
         )
 

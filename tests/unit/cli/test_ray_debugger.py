@@ -39,7 +39,7 @@ def waiting(monkeypatch):
 
         # It asks a cluster of Ray, which is not here.
         monkeypatch.setattr(
-            "distdebug.ray.debugger_sessions.ray_debug_sessions",
+            "distdebug.ray.ray_debug_sessions",
             answer,
         )
         return asked
@@ -58,9 +58,7 @@ def test_check(monkeypatch, capsys, ok):
         asked.update(options, address=address)
         return RayDebuggerCheck(checks=(Check("debugpy", ok, "found"),))
 
-    monkeypatch.setattr(
-        "distdebug.ray.debugger_checks.check_ray_debugger", answer
-    )
+    monkeypatch.setattr("distdebug.ray.check_ray_debugger", answer)
     options = ["--ray", "h:1", "--slurm", "7", "--login", "l", "--port", "5"]
 
     status = main(["ray-debugger", *options, "--timeout", "9"])

@@ -141,9 +141,7 @@ def test_slurm(taken, monkeypatch):
         seen.append((folder, engine.job, engine.container_name))
         return taken.snapshot
 
-    monkeypatch.setattr(
-        "distdebug.snapshots.collect.snapshot_everywhere", take
-    )
+    monkeypatch.setattr("distdebug.snapshots.snapshot_everywhere", take)
 
     status = main(
         ["snapshot", "--slurm", "1234", "--container-name", "c", "hang"]

@@ -80,7 +80,7 @@ def captured(monkeypatch):
             raise log.error
         return log.capture
 
-    monkeypatch.setattr("distdebug.capture.node.capture_node", capture)
+    monkeypatch.setattr("distdebug.capture.capture_node", capture)
     return log
 
 

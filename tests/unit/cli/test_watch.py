@@ -64,8 +64,8 @@ def _watched(monkeypatch, tmp_path):
             raise log.error
         return log.responses[len(log.orders) - 1]
 
-    monkeypatch.setattr("distdebug.watching.loop.watch_processes", watch)
-    monkeypatch.setattr("distdebug.watching.response.respond", respond)
+    monkeypatch.setattr("distdebug.watching.watch_processes", watch)
+    monkeypatch.setattr("distdebug.watching.respond", respond)
     return log
 
 
@@ -76,7 +76,7 @@ def _posted(monkeypatch):
     """
     posted = []
     monkeypatch.setattr(
-        "distdebug.watching.hooks.webhook_hook", lambda file: posted.append
+        "distdebug.watching.webhook_hook", lambda file: posted.append
     )
     return posted
 
@@ -303,7 +303,7 @@ class TestTold:
                     raise OSError
                 return workers
 
-            monkeypatch.setattr("distdebug.processes.find.find_workers", find)
+            monkeypatch.setattr("distdebug.processes.find_workers", find)
             watched.how["tell"](pids)
 
         return tell
@@ -393,9 +393,7 @@ class TestSense:
         GPUs show progress too, of the processes that are there now.
         """
         seen = {(7,): None, (8,): 5}
-        monkeypatch.setattr(
-            "distdebug.watching.gpu_activity.GpuActivity", lambda: seen.get
-        )
+        monkeypatch.setattr("distdebug.watching.GpuActivity", lambda: seen.get)
 
         main(["watch", "--gpu"])
 

@@ -21,7 +21,7 @@ import distdebug
 
 from distdebug.debugger import arm, connect, disarm, protocol
 from distdebug.debugger.client import attach
-from distdebug.debugger.inside import breakpoints, settings
+from distdebug.debugger.inside import arming, settings
 from distdebug.processes import Worker
 
 
@@ -37,7 +37,7 @@ def folder(socket_folder, monkeypatch):
     monkeypatch.setattr(settings, "_own", {})
     monkeypatch.setattr(settings, "_mesh", {})
     monkeypatch.setattr(settings, "_launcher", [])
-    monkeypatch.setattr(breakpoints, "_hooks", [sys.excepthook])
+    monkeypatch.setattr(arming, "_hooks", [sys.excepthook])
     yield socket_folder
     disarm()
 
@@ -138,7 +138,7 @@ def from_outside(monkeypatch):
 
     def see(look):
         monkeypatch.setattr(
-            "distdebug.capture.node.capture_process",
+            "distdebug.capture.capture_process",
             lambda pid, timeout_s: look(pid),
         )
 

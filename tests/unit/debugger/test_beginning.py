@@ -77,7 +77,7 @@ def test_rank(python, tmp_path):
         PYTHONBREAKPOINT="distdebug.debugger.set_trace",
     )
 
-    assert "3. distdebug.debugger.inside.breakpoints False" == printed
+    assert "3. distdebug.debugger.inside.arming False" == printed
     assert "" == errors
 
 

@@ -20,7 +20,6 @@ from distdebug.debugger import (
     arm,
     arm_process,
     how_to_arm,
-    launchers,
     monarch_setup,
     ray_debugger_env,
     ray_debugger_setup,
@@ -28,7 +27,7 @@ from distdebug.debugger import (
     unarmed_workers,
 )
 from distdebug.debugger.client import attach
-from distdebug.debugger.inside import breakpoints
+from distdebug.debugger.inside import arming, launchers
 from distdebug.errors import DebuggerError
 from distdebug.processes import Worker
 
@@ -219,7 +218,7 @@ class TestRay:
         """
         monkeypatch.setenv("RAY_DEBUG_POST_MORTEM", wanted)
         hooks = [sys.excepthook] * is_debugged
-        monkeypatch.setattr(breakpoints, "_hooks", hooks)
+        monkeypatch.setattr(arming, "_hooks", hooks)
 
         ray_debugger_setup()
         held = hold(failing(ray.rpdb._post_mortem))
@@ -400,7 +399,7 @@ class TestMonarch:
         """
         An endpoint that fails is looked at by us, not by Monarch.
         """
-        monkeypatch.setattr(breakpoints, "_hooks", [])
+        monkeypatch.setattr(arming, "_hooks", [])
         monarch_setup(post_mortem=wanted)
         actor = monarch.Actor()
         actor._prepare(message(Place(0, dp=0)))

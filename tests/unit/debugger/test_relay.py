@@ -22,14 +22,8 @@ from types import SimpleNamespace
 import pytest
 
 from distdebug.__main__ import main
-from distdebug.debugger import (
-    Listing,
-    LostNode,
-    Silent,
-    connect,
-    relay,
-)
-from distdebug.debugger.client import remote
+from distdebug.debugger import Listing, LostNode, Silent, connect
+from distdebug.debugger.client import relay, remote
 from distdebug.errors import DebuggerError, NodesError
 from distdebug.nodes import Channel
 
@@ -301,7 +295,12 @@ class TestRelay:
         def start(seconds):
             return subprocess.Popen(
                 [
-                    *(sys.executable, "-P", "-m", "distdebug.debugger.relay"),
+                    *(
+                        sys.executable,
+                        "-P",
+                        "-m",
+                        "distdebug.debugger.client.relay",
+                    ),
                     *(seconds, str(socket_folder)),
                 ],
                 stdin=subprocess.PIPE,
@@ -480,7 +479,7 @@ class TestNodes:
         with connect("/chosen", nodes=nodes):
             chosen = nodes.argv
 
-        module = "distdebug.debugger.relay"
+        module = "distdebug.debugger.client.relay"
         assert [sys.executable, "-P", "-m", module, "300"] == usual
         assert [*usual, "/chosen"] == chosen
 
@@ -853,9 +852,9 @@ class TestCommand:
             asked.append((*args, options))
             return nodes
 
-        monkeypatch.setattr("distdebug.nodes.slurm.Slurm", engine)
-        monkeypatch.setattr("distdebug.nodes.ray.Ray", engine)
-        monkeypatch.setattr("distdebug.nodes.ssh.Ssh", engine)
+        monkeypatch.setattr("distdebug.nodes.Slurm", engine)
+        monkeypatch.setattr("distdebug.nodes.Ray", engine)
+        monkeypatch.setattr("distdebug.nodes.Ssh", engine)
         return asked
 
     def test_places(self, made, capsys):

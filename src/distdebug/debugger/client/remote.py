@@ -23,9 +23,9 @@ from ..._text import clean
 from ...errors import DebuggerError
 from ...nodes import Channel, Door, Talks, close_channels
 from ...processes import Worker
-from ..relay import VERSION
 from .calls import Line, Peer, Reached, ask_all
 from .model import Known, LostNode, Silent, ranks_known, texts_told
+from .relay import VERSION
 
 
 # Shells and launchers may greet as well, before the relay does.
@@ -210,7 +210,7 @@ def loss(host: str, channel: Channel) -> LostNode:
 _OUTSIDE_S = 60.0
 
 
-_RELAY = "distdebug.debugger.relay"
+_RELAY = "distdebug.debugger.client.relay"
 # So long may a person think, before the relays end and are started again.
 _IDLE_S = 300
 

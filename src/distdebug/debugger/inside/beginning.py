@@ -18,8 +18,6 @@ from .arming import arm
 from .settings import label_by
 
 
-__all__ = ["begin"]
-
 # Who was armed, for the processes that it starts.
 _MARK = "DISTDEBUG_ARMED"
 
@@ -58,7 +56,7 @@ def begin() -> bool:
         return False
 
     if program.endswith(_RAY_WORKER):
-        from ..launchers import ray_labels
+        from .launchers import ray_labels
 
         label_by(ray_labels)
     os.environ[_MARK] = f"{os.getpid()} {mark}"

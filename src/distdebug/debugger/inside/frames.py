@@ -226,7 +226,7 @@ _MOST_FRAMES = 200
 _MOST_LEFT_BEHIND = 4
 _OWN = "distdebug"
 # Its frames are around code of the user, and not where a thread is held.
-_AROUND = "distdebug.debugger.inside.breakpoints"
+_AROUND = "distdebug.debugger.inside.arming"
 _running: set[int] = set()
 
 # Frames of a thread and their lines, innermost first.

@@ -20,8 +20,8 @@ from ...findings import (
 )
 from ...ranks import ranks_text
 from ...waits import Wait
-from ..columns import Dumps
 from ..read import read_dumps
+from ..reading.columns import Dumps
 from .job import Job, survey
 from .mismatch import Mismatch, find_mismatches, find_pair_mismatches
 from .report import FlightReport, select

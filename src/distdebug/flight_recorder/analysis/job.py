@@ -12,7 +12,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from ..columns import Dumps, Frame, RankDump
+from ..reading.columns import Dumps, Frame, RankDump
 from .membership import (
     Group,
     Membership,

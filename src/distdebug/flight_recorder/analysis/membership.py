@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...findings import GroupRef
-from ..columns import Dumps, GroupStatus, RankDump, Shape, as_shapes
+from ..reading.columns import Dumps, GroupStatus, RankDump, Shape, as_shapes
 from ..reading.extract import count_elements
 
 

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ...findings import Cause, CollectiveRef, Confidence, Finding, Location
 from ...ranks import ranks_text
 from ...usercode import user_location
-from ..columns import Frame, Shape
+from ..reading.columns import Frame, Shape
 from ..reading.extract import count_elements
 from .job import Channel, Job, Side
 from .membership import Operation

@@ -19,7 +19,7 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from ..columns import COMPLETED, Dumps, Entries, GroupStatus, RankDump
+from ..reading.columns import COMPLETED, Dumps, Entries, GroupStatus, RankDump
 from ..sidecar import Sidecar
 from .membership import Group, Membership, Signatures, group_status
 

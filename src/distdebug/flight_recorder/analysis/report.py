@@ -20,11 +20,8 @@ from ...findings import (
 )
 from ...ranks import ranks_text
 from ...waits import Wait
-from ..columns import Dumps
+from ..reading.columns import Dumps
 from .progress import ended_s, last_words
-
-
-__all__ = ["FlightReport", "select"]
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -17,7 +17,7 @@ import attrs
 
 from ...findings import Cause
 from ...waits import components, reachable, sinks
-from ..columns import SCHEDULED, STARTED, Dumps
+from ..reading.columns import SCHEDULED, STARTED, Dumps
 from .job import Job
 from .mismatch import (
     is_next_of,

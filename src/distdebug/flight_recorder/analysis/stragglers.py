@@ -21,8 +21,6 @@ from .job import Job
 from .progress import Stream
 
 
-__all__ = ["clock_offsets_ns", "find_stragglers"]
-
 # Fewer calls than this prove no habit.
 _FEWEST_CALLS = 8
 _FEWEST_WAITS = 4

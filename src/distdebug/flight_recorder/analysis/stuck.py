@@ -17,7 +17,7 @@ import numpy as np
 
 from ...findings import CollectiveRef, Evidence
 from ...usercode import user_location
-from ..columns import Dumps, RankDump
+from ..reading.columns import Dumps, RankDump
 from .job import Channel, Job, Side
 from .progress import GroupState, Position, ended_s, failed_off_record
 

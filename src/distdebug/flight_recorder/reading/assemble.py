@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 from ..._text import clean
 from ...errors import DumpFormatError
 from ...findings import Missing
-from ..columns import (
+from ..sidecar import MOST_RANKS, Sidecar
+from .columns import (
     COMPLETED,
     Entries,
     Frame,
@@ -35,7 +36,6 @@ from ..columns import (
     RankDump,
     Shapes,
 )
-from ..sidecar import MOST_RANKS, Sidecar
 from .decode import LENGTHS, Message
 from .extract import COLUMNS, SHAPE_TEXT
 from .files import DumpFile, Found

@@ -30,8 +30,6 @@ from typing import Any, cast
 from .decode import LENGTHS, Message, pack
 
 
-__all__ = ["TIME_LIMIT_S", "decode_batch", "decode_files", "decode_frames"]
-
 # Positions of records by file, whose stacks are wanted instead of columns.
 Rows = Mapping[str, Sequence[int]]
 

@@ -40,7 +40,6 @@ from ...processes import (
     own_offer,
     parse_name,
 )
-from ..dump import write_dump, write_words
 from ..sidecar import write_sidecar
 from . import crash_signals
 from .crash_signals import (
@@ -53,6 +52,7 @@ from .crash_signals import (
     save_action,
     set_handler,
 )
+from .dump import write_dump, write_words
 from .trace import (
     THREAD_PREFIX,
     TRACEBACK_SUFFIX,

@@ -25,7 +25,7 @@ from ...ranks import ranks_text
 from ..analysis.membership import Group, Membership, Signatures
 from ..analysis.progress import Stream, collective_streams
 from ..analysis.stragglers import clock_offsets_ns
-from ..columns import Dumps
+from ..reading.columns import Dumps
 
 
 # So many characters of a sentence may name ranks.

@@ -21,7 +21,7 @@ from ...usercode import user_location
 from ..analysis.membership import Group, Membership, Operation, Signatures
 from ..analysis.progress import collective_streams, is_done, is_p2p
 from ..analysis.report import FlightReport
-from ..columns import (
+from ..reading.columns import (
     COMPLETED,
     Dumps,
     Entries,

@@ -22,8 +22,8 @@ from ...findings import Diagnosis, as_plain
 from ..analysis.analyze import analyze_dumps
 from ..analysis.membership import Signatures, find_groups
 from ..analysis.report import FlightReport
-from ..columns import Dumps, RankDump
 from ..read import read_dumps
+from ..reading.columns import Dumps, RankDump
 from .clocks import (
     HostClock,
     Timeline,

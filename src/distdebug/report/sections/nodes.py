@@ -29,8 +29,6 @@ from ..format import (
 )
 
 
-__all__ = ["nodes_section"]
-
 _MOST_NODES = 200
 _MOST_KINDS = 60
 _MOST_SENTENCES = 6

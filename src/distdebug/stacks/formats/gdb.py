@@ -12,11 +12,11 @@ import re
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import islice, takewhile
+from itertools import takewhile
 
 import attrs
 
-from ..model import StackFrame, ThreadStack
+from ..model import StackFrame, ThreadStack, wants_gil
 
 
 _ROW = re.compile(
@@ -101,52 +101,6 @@ def _natives(base: ThreadStack, more: ThreadStack) -> tuple[StackFrame, ...]:
     """
     is_python = not any(frame.is_native for frame in base.frames)
     return more.frames if is_python and more.frames != base.frames else ()
-
-
-_DEEPEST = 16
-
-# Who was asked to give the lock up waits in drop_gil until it is taken.
-_TAKES = re.compile(
-    r"take_gil|drop_gil|_?Py(Eval_(RestoreThread|AcquireThread|AcquireLock)"
-    r"|GILState_Ensure|ThreadState_Attach)|tstate_wait_attach"
-    r"|pybind11::gil_scoped_acquire::gil_scoped_acquire"
-)
-_WAITS = re.compile(
-    r"futex|pthread_(cond|mutex|rwlock)|lll_lock|_L_lock|sem_(timed|clock)?wait"
-    r"|do_wait|PyCOND_|PyMUTEX_|PyMutex_Lock|ParkingLot_Park|PySemaphore_"
-    r"|^(__)?syscall$|^_?cond_(timed)?wait|^\?\?|^0x[0-9a-f]"
-)
-_TIMED = re.compile(r"pthread_cond_(?:timed|clock)wait")
-
-
-def wants_gil(frames: Iterable[StackFrame]) -> bool | None:
-    """
-    Does a thread with this stack wait for the interpreter lock?
-
-    Args:
-        frames: Innermost first, with those of machine code.
-
-    Returns:
-        ``True``, or ``None``: a stack without names of functions proves
-        nothing.
-    """
-    waits = ""
-    for frame in islice(frames, _DEEPEST):
-        name = frame.name.partition("@")[0].partition("(")[0].rstrip()
-        if not frame.is_native:
-            # py-spy leaves out the functions of the interpreter, so that
-            # Python seems to wait itself; it does so for nothing else.
-            return _TIMED.search(waits) is not None or None
-
-        if _TAKES.fullmatch(name):
-            # Who takes a free lock is not seen in it.
-            return True if waits or name == "take_gil" else None
-
-        if not _WAITS.search(name):
-            return None
-        waits = name
-
-    return None
 
 
 MOST_CODE = 500

@@ -13,8 +13,6 @@ import re
 import attrs
 
 
-__all__ = ["Heading", "coordinates_of", "heading_of", "name_heading"]
-
 Coordinates = tuple[tuple[str, int], ...]
 
 

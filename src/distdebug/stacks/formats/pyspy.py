@@ -20,6 +20,7 @@ from ..model import (
     SystemCall,
     ThreadActivity,
     ThreadStack,
+    wants_gil,
 )
 from .gdb import (
     MOST_CODE,
@@ -28,7 +29,6 @@ from .gdb import (
     make_frame,
     shorten,
     split_brackets,
-    wants_gil,
 )
 from .headings import coordinates_of
 
@@ -149,7 +149,7 @@ def parse_json(text: str) -> tuple[ProcessStacks, ...]:
     Which processes are in this JSON?
 
     Args:
-        text: What py-spy or :func:`~distdebug.stacks.draw.stacks_to_json`
+        text: What py-spy or :func:`~distdebug.stacks.export.stacks_to_json`
             wrote; several documents may follow each other.
 
     Returns:

@@ -11,11 +11,9 @@ import re
 
 from collections.abc import Iterable
 
-from ..model import StackFrame, ThreadStack
-from .gdb import make_frame, shorten, split_brackets, wants_gil, with_code
+from ..model import StackFrame, ThreadStack, wants_gil
+from .gdb import make_frame, shorten, split_brackets, with_code
 
-
-__all__ = ["header_of", "parse_pystack", "read_thread"]
 
 _HEADER = re.compile(
     r"Traceback for thread (?P<id>\d{1,10})(?: \((?P<name>.{0,99})\))?"

@@ -15,8 +15,6 @@ from ..model import StackFrame, ThreadStack
 from .gdb import make_frame, shorten, with_code
 
 
-__all__ = ["frame_of", "header_of", "read_thread"]
-
 _HEADER = re.compile(
     r"~{2,200} Stack of (?P<name>.{1,200}) \((?P<id>\d{1,20})\) ~{2,200}"
 )

@@ -15,10 +15,11 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from .._io import replace_link, write_whole
-from ..errors import RecorderError
-from .recording.plan import RecorderSettings, make_folder, plan_flight_recorder
-from .recording.trace import (
+from ..._io import replace_link, write_whole
+from ...errors import RecorderError
+from ..sidecar import write_sidecar
+from .plan import RecorderSettings, make_folder, plan_flight_recorder
+from .trace import (
     THREAD_PREFIX,
     Recording,
     begin_recording,
@@ -26,10 +27,6 @@ from .recording.trace import (
     describe_process,
     read_trace,
 )
-from .sidecar import write_sidecar
-
-
-__all__ = ["dump_flight_recorder", "write_dump", "write_words"]
 
 
 def dump_flight_recorder(

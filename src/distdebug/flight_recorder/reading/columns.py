@@ -27,11 +27,11 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from .._render import Block, Shown, Table
-from .._text import clean
-from ..findings import Missing, missing_block
-from .reading.extract import count_elements, write_shape
-from .sidecar import Sidecar
+from ..._render import Block, Shown, Table
+from ..._text import clean
+from ...findings import Missing, missing_block
+from ..sidecar import Sidecar
+from .extract import count_elements, write_shape
 
 
 @attrs.frozen

@@ -16,12 +16,11 @@ from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any
 
-from ..identity import current_identity
-from .inside.arming import arm
-from .inside.breakpoints import are_crashes_examined, post_mortem
-from .inside.prompt import release_thread
-from .inside.settings import is_off, label_by, say
-from .protocol import base_folder
+from ...identity import current_identity
+from ..protocol import base_folder
+from .arming import are_crashes_examined, arm, post_mortem
+from .prompt import release_thread
+from .settings import is_off, label_by, say
 
 
 def examine_caught(*, always: bool) -> None:

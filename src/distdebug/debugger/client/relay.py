@@ -1,7 +1,7 @@
 """
 How does a client on another node reach the ranks of this one?
 
-It is started as ``python -m distdebug.debugger.relay SECONDS [FOLDER]`` by
+It is started as ``python -m distdebug.debugger.client.relay SECONDS [FOLDER]`` by
 whatever brings commands to nodes, and talks over its standard input and
 output, so that no port is opened.  It hands requests on to the sockets of the
 job, and answers back.  It ends when its input does, and after some seconds
@@ -27,13 +27,11 @@ from typing import Any
 
 import attrs
 
-from ..errors import DebuggerError
-from .client.calls import Peer, Reached
-from .client.local import Here, choose_folder, stacks_from_outside
-from .protocol import Feed, WireError, pack, socket_paths
+from ...errors import DebuggerError
+from ..protocol import Feed, WireError, pack, socket_paths
+from .calls import Peer, Reached
+from .local import Here, choose_folder, stacks_from_outside
 
-
-__all__ = ["VERSION", "main"]
 
 VERSION = 1
 
