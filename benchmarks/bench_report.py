@@ -49,8 +49,8 @@ from distdebug.flight_recorder.reading.columns import (
     Shape,
 )
 from distdebug.report import report_html
-from distdebug.report.sections.graph import graph_section
-from distdebug.report.sections.matrix import matrix_section
+from distdebug.report.graph import graph_section
+from distdebug.report.matrix import matrix_section
 from distdebug.testing import SimulatedJob, make_dumps
 from measured import slope
 

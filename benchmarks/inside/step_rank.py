@@ -22,7 +22,7 @@ import torch.distributed as dist
 import distdebug
 
 from distdebug.errors import NotRecordingError
-from distdebug.flight_recorder.recording.trace import read_trace
+from distdebug.flight_recorder.recording.dump import read_trace
 
 
 # Ten times as often as it is by default.

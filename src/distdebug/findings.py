@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import os
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum, StrEnum
 from functools import partial
 from pathlib import PurePath
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import attrs
 
@@ -647,3 +647,59 @@ def _missing(what: str, reason: str, rows: Sequence[Missing]) -> str:
     is_one = len(rows) == 1 and rows[0].source
     source = f" [{rows[0].source}]" if is_one else ""
     return clean(f"missing: {what}{who}: {reason}{source}", limit=300)
+
+
+class Judged(NamedTuple):
+    """
+    What is wrong, without where.
+
+    Attributes:
+        cause: What is wrong.
+
+        confidence: How sure this is.
+
+        says: One clause about it.
+
+        remedy: What to do about it.
+
+        ranks: Whom it concerns.
+    """
+
+    cause: Cause
+    confidence: Confidence
+    says: str
+    remedy: str
+    ranks: tuple[int, ...] = ()
+
+
+def as_finding(judged: Judged, *, host: str, evidence: Evidence) -> Finding:
+    """
+    Say it of a node.
+
+    Args:
+        judged: What is wrong.
+
+        host: The node; ``""`` if there is only one.
+
+        evidence: What was seen.
+
+    Returns:
+        The same as a finding.
+    """
+    return Finding(
+        cause=judged.cause,
+        ranks=judged.ranks,
+        summary=f"{host}: {judged.says}" if host else judged.says,
+        confidence=judged.confidence,
+        remedy=judged.remedy,
+        evidence=(evidence,),
+    )
+
+
+def known_ranks(
+    pids: Iterable[int], ranks: Mapping[int, int]
+) -> tuple[int, ...]:
+    """
+    Tell which ranks some processes are, in order.
+    """
+    return tuple(sorted({ranks[pid] for pid in pids if pid in ranks}))

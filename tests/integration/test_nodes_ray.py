@@ -29,7 +29,7 @@ from distdebug.findings import Cause
 from distdebug.nodes import Ray, run_on_nodes
 from distdebug.nodes.ray import RayExecutor
 from distdebug.snapshots import snapshot_everywhere
-from distdebug.snapshots.manifest import read_manifest
+from distdebug.snapshots.bundle import read_manifest
 from distdebug.testing import SimulatedJob, make_dumps
 
 from .living import end_all, having, wait_until

@@ -19,7 +19,7 @@ from distdebug.errors import NodesError
 from distdebug.findings import Cause
 from distdebug.nodes import Slurm, run_on_nodes
 from distdebug.snapshots import collect, snapshot_everywhere
-from distdebug.snapshots.manifest import read_manifest
+from distdebug.snapshots.bundle import read_manifest
 
 from .living import wait_until
 from .slurm_lab import slurm_lab

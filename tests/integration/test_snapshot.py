@@ -21,7 +21,7 @@ import pytest
 import distdebug
 
 from distdebug import Cause, diagnose, snapshot
-from distdebug.snapshots.manifest import read_manifest
+from distdebug.snapshots.bundle import read_manifest
 
 from .living import wait_for
 

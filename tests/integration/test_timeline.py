@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.timelines import read_timeline
+
 from distdebug import read_dumps, write_timeline
-from distdebug.testing.timelines import read_timeline
 
 
 PROGRAM = Path(__file__).parent / "programs" / "timeline_rank.py"

@@ -22,7 +22,7 @@ import pytest
 import distdebug
 
 from distdebug import Cause, diagnose
-from distdebug.snapshots.manifest import read_manifest
+from distdebug.snapshots.bundle import read_manifest
 
 from .living import free_ports, wait_for
 

@@ -13,11 +13,11 @@ import attrs
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.timelines import read_timeline
 
 from distdebug import read_dumps, write_timeline
 from distdebug.flight_recorder.timeline.slices import assign_lanes
 from distdebug.testing import SimulatedJob, make_dumps
-from distdebug.testing.timelines import read_timeline
 
 
 def _job(seed, *, backend, ranks):

@@ -27,7 +27,7 @@ from distdebug.errors import ConfigError, DistdebugError
 from distdebug.findings import Missing
 from distdebug.report.page import about
 from distdebug.snapshots import Manifest, NodeEntry
-from distdebug.snapshots.manifest import MANIFEST
+from distdebug.snapshots.bundle import MANIFEST
 from distdebug.testing import SimulatedJob, make_dumps, plain_dump
 
 

@@ -27,8 +27,8 @@ from .blockers import (
     outer_numbers,
     remedy_for_missing,
 )
-from .guard import AttachedOutput, run_attached
 from .model import Attempt, CaptureStatus
+from .tool import AttachedOutput, run_attached
 
 
 Threads = tuple[ThreadStack, ...]

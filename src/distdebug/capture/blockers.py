@@ -33,9 +33,8 @@ from ..processes import (
     read_state,
 )
 from ..stacks import ThreadStack
-from .guard import why_never
 from .model import CaptureStatus
-from .tool import find_tool
+from .tool import find_tool, why_never
 
 
 _SYS_PTRACE = 1 << 19

@@ -33,7 +33,7 @@ Exit status: 0 the diagnosis names what was planted; 1 it does not;
 """
 
 
-def add_parser(commands: Commands) -> None:
+def add_demo_parser(commands: Commands) -> None:
     """
     Add the command.
     """

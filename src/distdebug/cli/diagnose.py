@@ -34,7 +34,7 @@ tell; 2 could not look.
 """
 
 
-def add_parser(commands: Commands) -> None:
+def add_diagnose_parser(commands: Commands) -> None:
     """
     Add the command.
     """

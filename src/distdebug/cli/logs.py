@@ -40,7 +40,7 @@ Exit status: 0 nothing is wrong; 1 somebody died, or an error was found;
 _LINES = 20
 
 
-def add_parser(commands: Commands) -> None:
+def add_logs_parser(commands: Commands) -> None:
     """
     Add the command.
     """

@@ -144,7 +144,7 @@ not match; 2 could not look.
 """
 
 
-def add_parser(commands: Commands) -> None:
+def add_nsight_parser(commands: Commands) -> None:
     """
     Add the command.
     """

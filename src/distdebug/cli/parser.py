@@ -10,43 +10,42 @@ import sys
 from typing import NoReturn
 
 from .._text import clean
-from . import (
-    analyze,
-    dbg,
-    demo,
-    diagnose,
-    dump,
-    env,
-    health,
-    logs,
-    nsight,
-    phase,
-    preflight,
-    ray_debug,
-    snapshot,
-    stacks,
-    timeline,
-    watch,
+from .debug import add_dbg_parser, add_ray_debug_parser
+from .demo import add_demo_parser
+from .diagnose import add_diagnose_parser
+from .flight_recorder import (
+    add_analyze_parser,
+    add_dump_parser,
+    add_env_parser,
+    add_timeline_parser,
 )
+from .logs import add_logs_parser
+from .node import add_health_parser, add_preflight_parser
+from .nsight import add_nsight_parser
+from .phase import add_phase_parser
+from .snapshot import add_snapshot_parser
+from .stacks import add_stacks_parser
+from .watch import add_watch_parser
 
 
+# In the order in which ``--help`` lists them.
 _COMMANDS = (
-    demo,
-    diagnose,
-    analyze,
-    timeline,
-    stacks,
-    logs,
-    phase,
-    health,
-    snapshot,
-    watch,
-    dbg,
-    dump,
-    env,
-    preflight,
-    nsight,
-    ray_debug,
+    add_demo_parser,
+    add_diagnose_parser,
+    add_analyze_parser,
+    add_timeline_parser,
+    add_stacks_parser,
+    add_logs_parser,
+    add_phase_parser,
+    add_health_parser,
+    add_snapshot_parser,
+    add_watch_parser,
+    add_dbg_parser,
+    add_dump_parser,
+    add_env_parser,
+    add_preflight_parser,
+    add_nsight_parser,
+    add_ray_debug_parser,
 )
 
 _DESCRIPTION = """\
@@ -122,8 +121,8 @@ def build_parser(prog: str) -> argparse.ArgumentParser:
     )
     parser.set_defaults(run=lambda _: _show_help(parser))
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    for command in _COMMANDS:
-        command.add_parser(commands)
+    for add_parser in _COMMANDS:
+        add_parser(commands)
 
     return parser
 

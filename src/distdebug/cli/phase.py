@@ -30,7 +30,7 @@ Exit status: 0 all is as it should be; 1 something is wrong, or takes too long;
 """
 
 
-def add_parser(commands: Commands) -> None:
+def add_phase_parser(commands: Commands) -> None:
     """
     Add the command.
     """

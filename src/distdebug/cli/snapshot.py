@@ -46,7 +46,7 @@ Exit status: 0 all is well; 1 something was found; 2 could not look.
 """
 
 
-def add_parser(commands: Commands) -> None:
+def add_snapshot_parser(commands: Commands) -> None:
     """
     Add the command.
     """

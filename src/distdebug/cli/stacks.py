@@ -53,7 +53,7 @@ _MOST_FINDINGS = 3
 _CLEAR = "\x1b[2J\x1b[H"
 
 
-def add_parser(commands: Commands) -> None:
+def add_stacks_parser(commands: Commands) -> None:
     """
     Add the command.
     """

@@ -163,7 +163,7 @@ looked at.
 """
 
 
-def add_parser(commands: Commands) -> None:
+def add_watch_parser(commands: Commands) -> None:
     """
     Add the command.
     """

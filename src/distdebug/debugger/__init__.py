@@ -11,17 +11,17 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from .client.attach import arm_process as arm_process
-    from .client.attach import how_to_arm as how_to_arm
-    from .client.attach import unarmed_workers as unarmed_workers
     from .client.calls import choose as choose
     from .client.commands import Command as Command
     from .client.commands import parse_command as parse_command
     from .client.connecting import DebugClient as DebugClient
     from .client.connecting import connect as connect
     from .client.listing import listing_text as listing_text
+    from .client.local import arm_process as arm_process
     from .client.local import choose_folder as choose_folder
+    from .client.local import how_to_arm as how_to_arm
     from .client.local import job_text as job_text
+    from .client.local import unarmed_workers as unarmed_workers
     from .client.model import Answers as Answers
     from .client.model import Listing as Listing
     from .client.model import LostNode as LostNode

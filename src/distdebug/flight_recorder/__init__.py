@@ -48,13 +48,13 @@ if TYPE_CHECKING:
     from .reading.files import Search as Search
     from .reading.files import find_files as find_files
     from .reading.files import parse_name as parse_name
+    from .recording.dump import current_recording as current_recording
     from .recording.dump import dump_flight_recorder as dump_flight_recorder
+    from .recording.dump import read_progress as read_progress
     from .recording.plan import VARIABLES as VARIABLES
     from .recording.plan import RecorderSettings as RecorderSettings
     from .recording.plan import make_folder as make_folder
     from .recording.plan import plan_flight_recorder as plan_flight_recorder
-    from .recording.trace import current_recording as current_recording
-    from .recording.trace import read_progress as read_progress
     from .request import DumpRequest as DumpRequest
     from .request import request_dumps as request_dumps
     from .sidecar import MOST_RANKS as MOST_RANKS

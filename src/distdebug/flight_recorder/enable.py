@@ -17,6 +17,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from ..errors import RecorderError, TooLateError
+from .recording.dump import Recording, begin_recording, end_recording
 from .recording.extras import Extras
 from .recording.plan import (
     Options,
@@ -26,7 +27,6 @@ from .recording.plan import (
     new_token,
     unguessable_root,
 )
-from .recording.trace import Recording, begin_recording, end_recording
 
 
 _logger = logging.getLogger("distdebug")

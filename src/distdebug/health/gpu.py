@@ -17,8 +17,14 @@ import attrs
 from .._in_time import in_time
 from .._text import clean, list_text, size_text
 from ..capture import find_tool, run_tool
-from ..findings import Cause, Evidence, Finding
-from .judged import Judged, as_finding, known_ranks
+from ..findings import (
+    Cause,
+    Evidence,
+    Finding,
+    Judged,
+    as_finding,
+    known_ranks,
+)
 
 
 # GPUs that nobody uses take some seconds to wake up.

@@ -14,7 +14,15 @@ import attrs
 
 from .._in_time import answers_in_time
 from .._text import clean, list_text, reason_of, size_text
-from ..findings import Cause, Confidence, Evidence, Finding
+from ..findings import (
+    Cause,
+    Confidence,
+    Evidence,
+    Finding,
+    Judged,
+    as_finding,
+    known_ranks,
+)
 from ..processes import (
     list_numbers,
     parse_stat,
@@ -22,7 +30,6 @@ from ..processes import (
     read_proc,
     whole_number,
 )
-from .judged import Judged, as_finding, known_ranks
 
 
 _LINE = re.compile(

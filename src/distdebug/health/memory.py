@@ -13,9 +13,8 @@ from typing import NamedTuple
 import attrs
 
 from .._text import clean, size_text
-from ..findings import Cause, Confidence, Evidence, Finding
+from ..findings import Cause, Confidence, Evidence, Finding, Judged, as_finding
 from ..processes import parse_stat, read_proc, whole_number
-from .judged import Judged, as_finding
 
 
 # What a group without a limit has as its limit in version 1.

@@ -15,9 +15,8 @@ from typing import Any, Literal, NamedTuple
 import attrs
 
 from .._text import clean, list_text
-from ..findings import Cause, Confidence, Evidence, Finding
+from ..findings import Cause, Confidence, Evidence, Finding, Judged, as_finding
 from ..processes import read_proc, whole_number
-from .judged import Judged, as_finding
 from .worker_environment import Settings
 
 

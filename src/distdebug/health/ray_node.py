@@ -18,9 +18,8 @@ from .._io import is_folder, matching, resolved
 from .._ray_address import knock, last_address
 from .._text import clean, time_text
 from ..errors import NoLogsError
-from ..findings import Cause, Evidence, Finding
+from ..findings import Cause, Evidence, Finding, Judged, as_finding
 from ..logs import open_log
-from .judged import Judged, as_finding
 
 
 _SIGNS = (

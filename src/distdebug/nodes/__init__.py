@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from .ray import Ray as Ray
     from .ray import RayExecutor as RayExecutor
     from .ray import shared_env as shared_env
-    from .remote_function import unpack_answer as unpack_answer
     from .results import Arrival as Arrival
     from .results import Bound as Bound
     from .results import Ended as Ended
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from .results import NodeStatus as NodeStatus
     from .results import Trouble as Trouble
     from .run import run_on_nodes as run_on_nodes
+    from .run import unpack_answer as unpack_answer
     from .slurm import Slurm as Slurm
     from .ssh import Ssh as Ssh
 else:

@@ -4,7 +4,12 @@ How does one command run on every node of a job?
 
 from __future__ import annotations
 
+import base64
+import functools
+import hashlib
+import json
 import os
+import secrets
 import socket
 import sys
 import threading
@@ -12,14 +17,14 @@ import time
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import Literal, TypeVar
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import attrs
 
 from .._text import clean, without_controls
 from ..errors import NodesError
 from .process import run_errand
-from .remote_function import Parcel, pack, unpack_answer
 from .results import (
     Arrival,
     Bound,
@@ -29,6 +34,127 @@ from .results import (
     NodeStatus,
     trouble_of,
 )
+
+
+class Parcel(NamedTuple):
+    """
+    A function that is ready to travel.
+
+    Attributes:
+        data: What the child reads from its standard input.
+
+        arguments: What stands behind ``python`` on the node.
+
+        mark: What stands before the answer.
+    """
+
+    data: bytes
+    arguments: tuple[str, ...]
+    mark: str
+
+
+def pack(function: Callable[[], object], timeout_s: float) -> Parcel:
+    """
+    How can this function run where its module is unknown?
+
+    Args:
+        function: Takes no argument and returns JSON data.
+
+        timeout_s: How long it may take, in seconds.
+
+    Returns:
+        The function by value, with everything it needs of its own module.
+
+    Raises:
+        NodesError: It holds something that cannot travel.
+    """
+    import cloudpickle
+
+    try:
+        with _by_value(function):
+            pickled: bytes = cloudpickle.dumps(function)
+    except Exception as exc:
+        msg = f"the function cannot travel: {type(exc).__name__}: {exc}"
+        raise NodesError(
+            msg,
+            remedy="let it open files, locks, and connections by itself, "
+            "on the node",
+        ) from exc
+
+    data = base64.b64encode(pickled)
+    mark = f"distdebug-{secrets.token_hex(16)}"
+    return Parcel(
+        data,
+        (
+            # Not even a json.py in the folder of the job gets in between.
+            "-P",
+            "-u",
+            "-m",
+            "distdebug.nodes.child",
+            _python_version(),
+            hashlib.sha256(data).hexdigest(),
+            mark,
+            str(max(1, round(timeout_s))),
+        ),
+        mark,
+    )
+
+
+def unpack_answer(mark: str, output: str) -> tuple[Any, str]:
+    """
+    What did a child answer that was sent a mark?
+
+    Args:
+        mark: What stands before the answer.
+
+        output: All that it printed.
+
+    Returns:
+        The answer, a mapping, or ``None`` if there is none; and what was
+        printed besides.
+    """
+    before, found, rest = output.rpartition(f"{mark} ")
+    line, _, after = rest.partition("\n")
+    if not found:
+        return None, output
+    try:
+        answer = json.loads(line)
+    except (ValueError, RecursionError):
+        answer = None
+    return answer if isinstance(answer, dict) else None, before + after
+
+
+def _python_version() -> str:
+    return f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+@contextmanager
+def _by_value(function: Callable[[], object]) -> Iterator[None]:
+    """
+    Let what stands in the function's own module travel with it.
+    """
+    import cloudpickle
+
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = getattr(function, "__module__", None) or "__main__"
+    module = sys.modules.get(name)
+    room = name.partition(".")[0]
+    known = room in {"__main__", "distdebug"} | sys.stdlib_module_names
+    # What somebody registered before stays so.
+    if (
+        known
+        or not module
+        or name in cloudpickle.list_registry_pickle_by_value()
+    ):
+        yield
+        return
+
+    cloudpickle.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        cloudpickle.unregister_pickle_by_value(module)
 
 
 @attrs.frozen(kw_only=True)

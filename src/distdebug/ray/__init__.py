@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     from .cluster import with_live as with_live
     from .death_model import Death as Death
     from .death_model import Deaths as Deaths
+    from .death_model import death_findings as death_findings
     from .death_model import death_of as death_of
-    from .death_report import death_findings as death_findings
     from .deaths import find_deaths as find_deaths
     from .debugger_checks import check_ray_debugger as check_ray_debugger
     from .debugger_sessions import RayDebuggerCheck as RayDebuggerCheck
     from .debugger_sessions import RayDebugSession as RayDebugSession
     from .debugger_sessions import ray_debug_sessions as ray_debug_sessions
-    from .driver_model import DriverLog as DriverLog
-    from .driver_model import DriverSource as DriverSource
-    from .driver_model import Failure as Failure
-    from .driver_model import OriginMatch as OriginMatch
-    from .driver_model import find_driver_logs as find_driver_logs
-    from .driver_model import map_origins as map_origins
+    from .driver import DriverLog as DriverLog
+    from .driver import DriverSource as DriverSource
+    from .driver import Failure as Failure
+    from .driver import OriginMatch as OriginMatch
+    from .driver import driver_findings as driver_findings
+    from .driver import find_driver_logs as find_driver_logs
+    from .driver import map_origins as map_origins
     from .driver_output import driver_lines as driver_lines
     from .driver_output import read_driver_log as read_driver_log
-    from .driver_report import driver_findings as driver_findings
     from .sessions import LogPart as LogPart
     from .sessions import RaySession as RaySession
     from .sessions import WorkerLog as WorkerLog

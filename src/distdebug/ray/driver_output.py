@@ -16,7 +16,7 @@ from ..errors import DistdebugError, LogError, NoLogsError
 from ..findings import Location, Missing
 from ..logs import BROKEN, LogLine, Origin, read_lines
 from .death_model import memory_notes, rank_of
-from .driver_model import DriverLog, DriverSource, Failure, FailureKind
+from .driver import DriverLog, DriverSource, Failure, FailureKind
 
 
 _MOST_LINES = 200

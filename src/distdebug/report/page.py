@@ -10,7 +10,7 @@ import re
 import shlex
 
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.resources import files
@@ -24,6 +24,7 @@ from ..diagnosis import Seen, seen_by
 from ..errors import DistdebugError, MissingDependencyError
 from ..findings import Cause, Diagnosis, Finding, meaning_of
 from ..ranks import fold_ranks
+from .findings import files_section, findings_section, missing_section
 from .format import (
     Piece,
     RankLinks,
@@ -37,7 +38,27 @@ from .format import (
     tone_of,
     unbroken,
 )
-from .sections import SECTIONS
+from .graph import graph_section
+from .logs import logs_section
+from .matrix import matrix_section
+from .nodes import nodes_section
+from .progress import phase_section, progress_section
+from .stacks import stacks_section
+
+
+# Each looks at a diagnosis, and tells what it has to show, if anything.
+SECTIONS: Sequence[Callable[[Diagnosis], Section | None]] = (
+    graph_section,
+    findings_section,
+    progress_section,
+    matrix_section,
+    stacks_section,
+    phase_section,
+    logs_section,
+    nodes_section,
+    missing_section,
+    files_section,
+)
 
 
 _MOST_RANKS = 64

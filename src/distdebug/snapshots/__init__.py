@@ -7,6 +7,24 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from .bundle import Manifest as Manifest
+    from .bundle import NodeEntry as NodeEntry
+    from .bundle import NodeStatus as NodeStatus
+    from .bundle import Part as Part
+    from .bundle import age_s as age_s
+    from .bundle import count_parts as count_parts
+    from .bundle import is_done as is_done
+    from .bundle import is_taken as is_taken
+    from .bundle import join_bundle as join_bundle
+    from .bundle import lost_part as lost_part
+    from .bundle import merge_manifests as merge_manifests
+    from .bundle import new_bundle as new_bundle
+    from .bundle import node_name as node_name
+    from .bundle import parse_manifest as parse_manifest
+    from .bundle import read_manifest as read_manifest
+    from .bundle import read_parts as read_parts
+    from .bundle import take_over as take_over
+    from .bundle import write_manifest as write_manifest
     from .collect import UNKNOWN as UNKNOWN
     from .collect import Collected as Collected
     from .collect import Snapshot as Snapshot
@@ -22,24 +40,6 @@ if TYPE_CHECKING:
     from .dumps import ask_ranks as ask_ranks
     from .dumps import find_dump_dirs as find_dump_dirs
     from .dumps import keep_dumps as keep_dumps
-    from .folder import Part as Part
-    from .folder import age_s as age_s
-    from .folder import count_parts as count_parts
-    from .folder import is_taken as is_taken
-    from .folder import join_bundle as join_bundle
-    from .folder import lost_part as lost_part
-    from .folder import merge_manifests as merge_manifests
-    from .folder import new_bundle as new_bundle
-    from .folder import node_name as node_name
-    from .folder import read_parts as read_parts
-    from .manifest import Manifest as Manifest
-    from .manifest import NodeEntry as NodeEntry
-    from .manifest import NodeStatus as NodeStatus
-    from .manifest import is_done as is_done
-    from .manifest import parse_manifest as parse_manifest
-    from .manifest import read_manifest as read_manifest
-    from .manifest import take_over as take_over
-    from .manifest import write_manifest as write_manifest
     from .node import keep_facts as keep_facts
     from .node import keep_tails as keep_tails
     from .node import own_logs as own_logs

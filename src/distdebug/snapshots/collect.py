@@ -44,16 +44,19 @@ from ..findings import (
 )
 from ..nodes import Engine, NodeResult, run_on_nodes
 from ..processes import Worker
-from .debug_server import keep_debug_server
-from .dumps import MOST_BYTES, ask_ranks, find_dump_dirs, keep_dumps
-from .folder import lost_part, merge_manifests, new_bundle, node_name
-from .manifest import (
+from .bundle import (
     Manifest,
     NodeEntry,
     NodeStatus,
+    lost_part,
+    merge_manifests,
+    new_bundle,
+    node_name,
     parse_manifest,
     write_manifest,
 )
+from .debug_server import keep_debug_server
+from .dumps import MOST_BYTES, ask_ranks, find_dump_dirs, keep_dumps
 from .node import keep_facts, keep_tails, own_logs
 from .options import Wanted
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import signal
 import sys
 
-from distdebug.capture.guard import run_attached
+from distdebug.capture.tool import run_attached
 
 
 def main() -> None:

@@ -8,9 +8,10 @@ import json
 
 import pytest
 
+from tests.timelines import read_timeline
+
 from distdebug.__main__ import main
 from distdebug.testing import SimulatedJob, make_dumps
-from distdebug.testing.timelines import read_timeline
 
 
 @pytest.fixture(name="dumps")

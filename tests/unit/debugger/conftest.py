@@ -20,7 +20,7 @@ import pytest
 import distdebug
 
 from distdebug.debugger import arm, connect, disarm, protocol
-from distdebug.debugger.client import attach
+from distdebug.debugger.client import local
 from distdebug.debugger.inside import arming, settings
 from distdebug.processes import Worker
 
@@ -186,7 +186,7 @@ def workers(monkeypatch):
         }
         found = [Worker(**{**usual, **row}) for row in rows]
         monkeypatch.setattr(
-            attach, "find_workers", lambda **_: asked.append(True) or found
+            local, "find_workers", lambda **_: asked.append(True) or found
         )
         return asked
 

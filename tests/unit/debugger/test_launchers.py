@@ -26,7 +26,7 @@ from distdebug.debugger import (
     set_trace,
     unarmed_workers,
 )
-from distdebug.debugger.client import attach
+from distdebug.debugger.client import local
 from distdebug.debugger.inside import arming, launchers
 from distdebug.errors import DebuggerError
 from distdebug.processes import Worker
@@ -39,7 +39,7 @@ def folder(folder, monkeypatch):
     """
     monkeypatch.setattr(sys, "breakpointhook", sys.breakpointhook)
     # It is at a fixed place, where jobs of the user may listen.
-    for module in (launchers, launchers, attach):
+    for module in (launchers, launchers, local):
         monkeypatch.setattr(module, "base_folder", lambda: folder)
     return folder
 
@@ -459,7 +459,7 @@ def ask(monkeypatch):
                 status=status, complaint="Trace\nNo: \x1b[1m"
             )
 
-        monkeypatch.setattr(attach, "run_tool", run)
+        monkeypatch.setattr(local, "run_tool", run)
 
     return decide
 

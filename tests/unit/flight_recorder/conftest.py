@@ -26,8 +26,8 @@ from distdebug.flight_recorder import (
     read,
 )
 from distdebug.flight_recorder.reading import decode
-from distdebug.flight_recorder.recording import trace
-from distdebug.flight_recorder.recording.trace import end_recording
+from distdebug.flight_recorder.recording import dump
+from distdebug.flight_recorder.recording.dump import end_recording
 from distdebug.flight_recorder.timeline import clocks, slices
 
 
@@ -117,7 +117,7 @@ def no_complaints(monkeypatch):
     Nothing has gone wrong yet: what is known to go wrong in this process is
     said once, and tests share a process.
     """
-    monkeypatch.setattr(trace, "_known", set())
+    monkeypatch.setattr(dump, "_known", set())
 
 
 @pytest.fixture

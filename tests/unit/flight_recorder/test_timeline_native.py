@@ -12,9 +12,10 @@ from collections import defaultdict
 
 import pytest
 
+from tests.timelines import read_timeline
+
 from distdebug import MissingDependencyError, read_dumps, write_timeline
 from distdebug.testing import SimulatedJob, make_dumps
-from distdebug.testing.timelines import read_timeline
 
 
 pytestmark = pytest.mark.usefixtures("decoded_here")

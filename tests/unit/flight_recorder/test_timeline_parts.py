@@ -10,9 +10,10 @@ import attrs
 import numpy as np
 import pytest
 
+from tests.timelines import read_timeline
+
 from distdebug import read_dumps, write_timeline
 from distdebug.testing import SimulatedJob, make_dumps
-from distdebug.testing.timelines import read_timeline
 
 
 pytestmark = pytest.mark.usefixtures("decoded_here")

@@ -11,6 +11,8 @@ import os
 import attrs
 import pytest
 
+from tests.timelines import read_timeline
+
 from distdebug import (
     DistdebugError,
     NoDumpsError,
@@ -23,7 +25,6 @@ from distdebug import (
 )
 from distdebug.findings import Cause, Diagnosis, Finding
 from distdebug.testing import SimulatedJob, make_dumps
-from distdebug.testing.timelines import read_timeline
 
 
 pytestmark = pytest.mark.usefixtures("decoded_here")

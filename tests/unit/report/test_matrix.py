@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from distdebug.findings import Cause, CollectiveRef, Finding, GroupRef
-from distdebug.report.sections.matrix import lateness_of
-from distdebug.report.sections.matrix_cells import look_at, views_of
+from distdebug.report.matrix import lateness_of
+from distdebug.report.matrix_cells import look_at, views_of
 from distdebug.testing import SimulatedJob
 
 
@@ -599,9 +599,7 @@ def test_many_columns(matrix, seen_in, monkeypatch):
     whose calls are all older has neither a call nor a time in it.
     """
     # Dumps of tens of thousands of calls take seconds to make.
-    monkeypatch.setattr(
-        "distdebug.report.sections.matrix_cells._MOST_COLUMNS", 2
-    )
+    monkeypatch.setattr("distdebug.report.matrix_cells._MOST_COLUMNS", 2)
     job = SimulatedJob(2)
     for ranks in ([0, 1], [0, 1], [0], [0]):
         job.collective("all_reduce", ranks=ranks)
@@ -617,7 +615,7 @@ def test_calls_beyond_the_limit(matrix, seen_in, monkeypatch):
     """
     Of very many different calls, some are not named.
     """
-    monkeypatch.setattr("distdebug.report.sections.matrix._MOST_CALLS", 0)
+    monkeypatch.setattr("distdebug.report.matrix._MOST_CALLS", 0)
 
     found = matrix(seen_in(away_job()))
 

@@ -569,9 +569,7 @@ class TestThreads:
         If there is not room for all, those of the blamed are kept.
         """
         # A limit of so many frames takes seconds to reach.
-        monkeypatch.setattr(
-            "distdebug.report.sections.stacks._THREADS_MOST_FRAMES", 1
-        )
+        monkeypatch.setattr("distdebug.report.stacks._THREADS_MOST_FRAMES", 1)
         apart = [
             process(r, StackFrame(f"f{r}", "/app/a.py", r)) for r in range(3)
         ]

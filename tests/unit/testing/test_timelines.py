@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from distdebug.testing.timelines import read_timeline
+from tests.timelines import read_timeline
 
 
 def _slice(pid=0, tid=1, ts=0.0, dur=10.0):

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any
@@ -316,3 +316,66 @@ def _rank(actor: object, name: str) -> dict[str, int]:
         return {"rank": own}
     number = _NUMBER.search(name)
     return {"rank": int(number[1])} if number else {}
+
+
+# Who was armed, for the processes that it starts.
+_MARK = "DISTDEBUG_ARMED"
+
+# With one of them per node under Slurm, it has the number of a rank, too.
+_NO_RANK = re.compile(
+    r"(?:^|/)(?:torchrun|accelerate(?:-launch)?|deepspeed|composer"
+    r"|ft_launcher|dlrover-run|horovodrun|colossalai)$"
+    r"|^torch\.distributed\.(?:run|launch)$"
+    r"|^accelerate\.commands\.launch$|^deepspeed\.launcher\.\w+$"
+    r"|(?:^|/)distdebug$"  # our own commands
+)
+_RAY_WORKER = "ray/_private/workers/default_worker.py"
+_WITH_VALUE = frozenset({"-W", "-X", "--check-hash-based-pycs"})
+
+
+def begin() -> bool:
+    """
+    Let this process be debugged from now on, if it is a rank.
+
+    Launchers are none, and neither are the processes that a rank starts: they
+    have its number, but are not who is meant by it.  Those can still be stopped
+    by a breakpoint of their own.
+
+    Returns:
+        Whether it is.
+    """
+    identity = current_identity()
+    program = _program(sys.orig_argv)
+    if identity.source != "torchrun" and _NO_RANK.search(program):
+        return False
+
+    mark = f"{identity.source} {identity.rank} {identity.job}"
+    pid, _, known = os.environ.get(_MARK, "").partition(" ")
+    # After an exec it is still the same process.
+    if known == mark and pid != str(os.getpid()):
+        return False
+
+    if program.endswith(_RAY_WORKER):
+        label_by(ray_labels)
+    os.environ[_MARK] = f"{os.getpid()} {mark}"
+    # Ray overwrites the variable later, but not who has followed it already.
+    # Without it, pdb would read the end of its input, and end the rank.
+    hook = os.environ.get("PYTHONBREAKPOINT") or "distdebug."
+    return arm(breakpoints=hook.startswith("distdebug.")) is not None
+
+
+def _program(arguments: Sequence[str]) -> str:
+    """
+    Which script or module does a command line of Python run?
+    """
+    rest: Iterator[str] = iter(arguments[1:])
+    for word in rest:
+        if word in _WITH_VALUE:
+            next(rest, "")
+        elif word == "-m":
+            return next(rest, "")
+        elif word == "-c":
+            return ""
+        elif not word.startswith("-"):
+            return word
+    return ""

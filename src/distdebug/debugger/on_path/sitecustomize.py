@@ -59,12 +59,12 @@ def _is_wanted() -> bool:
 def _begin() -> None:
     try:
         try:
-            from distdebug.debugger.inside.beginning import begin
+            from ..inside.launchers import begin
         except ImportError:  # it is not installed for this Python
             root = os.path.dirname(os.path.dirname(os.path.dirname(_HERE)))
             sys.path.append(root)
             try:
-                from distdebug.debugger.inside.beginning import begin
+                from ..inside.launchers import begin
             finally:
                 sys.path.remove(root)
         begin()

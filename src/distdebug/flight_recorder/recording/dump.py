@@ -8,25 +8,519 @@ library.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import importlib
+import itertools
+import json
+import logging
 import os
+import socket
 import sys
 import threading
+import time
+import traceback
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
+from types import FrameType, ModuleType, TracebackType
+from typing import Any, TypeVar
 
-from ..._io import replace_link, write_whole
-from ...errors import RecorderError
-from ..sidecar import write_sidecar
-from .plan import RecorderSettings, make_folder, plan_flight_recorder
-from .trace import (
-    THREAD_PREFIX,
-    Recording,
-    begin_recording,
-    current_recording,
-    describe_process,
-    read_trace,
+from ..._io import is_there, replace_link, write_whole
+from ...errors import NotRecordingError, RecorderError
+from ...identity import Identity, current_identity
+from ..sidecar import (
+    SIDECAR_SUFFIX,
+    Sidecar,
+    SidecarFrame,
+    SidecarGroup,
+    write_sidecar,
 )
+from .plan import (
+    VARIABLES,
+    RecorderSettings,
+    lookup,
+    make_folder,
+    parse_version,
+    plan_flight_recorder,
+)
+
+
+class _Absent(ModuleType):
+    """
+    ``torch._inductor`` for the thread that dumps; the real one for others.
+    """
+
+    def __init__(self, torch: ModuleType) -> None:
+        super().__init__("torch._inductor")
+        self.__dict__["_torch"] = torch
+        self.__dict__["_dumper"] = threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        if threading.get_ident() == self.__dict__["_dumper"]:
+            raise AttributeError(name)
+
+        return getattr(importlib.import_module("torch._inductor"), name)
+
+
+@contextlib.contextmanager
+def without_inductor(torch: ModuleType) -> Iterator[None]:
+    """
+    Keep torch from importing its compiler within this block and thread.
+
+    Other threads that need the compiler meanwhile get it.  Nothing happens
+    where it is already loaded.
+
+    Args:
+        torch: The loaded torch.
+    """
+    absent = _Absent(torch)
+    vars(torch).setdefault("_inductor", absent)
+    try:
+        yield
+    finally:
+        # Else the real one was there, or another thread has imported it.
+        if vars(torch).get("_inductor") is absent:
+            vars(torch).pop("_inductor", None)
+
+
+Progress = tuple[tuple[str, object, object, object], ...]
+
+_BUFFER_SIZE = next(v for v in VARIABLES if v.key == "buffer_size")
+
+# First torch that records where nobody asked for it.
+_ON_BY_DEFAULT = (2, 11)
+
+_PAUSE_S = 0.01
+
+# Neither calls nor only those in flight.
+_STATUS_ONLY = (False, False)
+_BEGUN, _DONE = "last_enqueued_collective", "last_completed_collective"
+_STARTED = "last_started_collective"
+
+_REMEDY = "call enable_flight_recorder() before init_process_group()"
+
+
+def read_trace(*, stacks: bool, only_active: bool = False) -> bytes:
+    """
+    Dump the recorder that has seen calls: NCCL's, or everybody else's.
+
+    Args:
+        stacks: Whether to name the line of every call.  That needs the
+            interpreter; without, it is quick and safe.
+
+        only_active: Whether to leave out calls that are finished.
+
+    Returns:
+        A dump, as torch writes it to files.
+
+    Raises:
+        NotRecordingError: There is no recorder, or it is off.
+    """
+    torch = sys.modules.get("torch")
+    dumpers = _dumpers(torch)
+    if torch is None or not dumpers:
+        msg = "this process has no Flight Recorder"
+        raise NotRecordingError(
+            msg,
+            remedy="load a torch that has one: 2.5 or later for NCCL, "
+            "2.8 or later for the other backends",
+        )
+
+    with without_inductor(torch):
+        for dump in dumpers:
+            data = dump(*(True, stacks, only_active))
+            if b"record_id" in data:
+                return data
+
+    if _is_off(torch):
+        msg = "the Flight Recorder of this process is off"
+        raise NotRecordingError(msg, remedy=_REMEDY)
+    return data
+
+
+def is_in_flight(patience_s: float = 0.5) -> bool:
+    """
+    Is this process in the middle of a collective call?
+
+    Args:
+        patience_s: For how long a call must be unfinished, in seconds: torch
+            notes the end of one some time after it.
+
+    Returns:
+        Whether some process group has begun what it has not completed.
+        ``False`` where that cannot be told.
+    """
+    deadline = time.monotonic() + patience_s
+    while _has_unfinished():
+        if time.monotonic() >= deadline:
+            return True
+        time.sleep(_PAUSE_S)
+    return False
+
+
+def read_progress() -> Progress | None:
+    """
+    How far has this process got with its collective calls?
+
+    It costs some microseconds, and neither reads calls nor waits for any.
+
+    Returns:
+        For each process group its name, and the numbers of the last call that
+        was begun, started, and completed; ``None`` if nothing was recorded.
+    """
+    found = tuple(
+        (name, group.get(_BEGUN), group.get(_STARTED), group.get(_DONE))
+        for status in _statuses()
+        for name, group in status.items()
+    )
+    return found or None
+
+
+def _has_unfinished() -> bool:
+    for status in _statuses():
+        with suppress(KeyError, TypeError, ValueError):
+            if any(int(g[_BEGUN]) > int(g[_DONE]) for g in status.values()):
+                return True
+    return False
+
+
+def _statuses() -> Iterator[dict[str, Any]]:
+    c10d = _c10d(sys.modules.get("torch"))
+    for name in ("_dump_nccl_trace_json", "_dump_fr_trace_json"):
+        try:
+            status = json.loads(getattr(c10d, name)(*_STATUS_ONLY))
+            yield {k: dict(v) for k, v in status["pg_status"].items()}
+        except Exception:  # noqa: BLE001, S112 another torch, or none
+            continue
+
+
+def _c10d(torch: Any) -> Any:
+    try:
+        return torch._C._distributed_c10d  # noqa: SLF001 no public door
+    except AttributeError:
+        return None
+
+
+def _dumpers(torch: Any) -> list[Callable[[bool, bool, bool], bytes]]:
+    found = (
+        getattr(_c10d(torch), name, None)
+        for name in ("_dump_nccl_trace", "_dump_fr_trace")
+    )
+    return [dump for dump in found if dump is not None]
+
+
+def _is_off(torch: Any) -> bool:
+    found = lookup(_BUFFER_SIZE, os.environ)
+    if found is not None:
+        return not found[1].strip().lstrip("+0")
+
+    version = parse_version(getattr(torch, "__version__", None))
+    return version is not None and version < _ON_BY_DEFAULT
+
+
+TRACEBACK_SUFFIX = ".traceback.txt"
+
+# A loop of requests must not fill the disk, and the first dumps are those
+# that are closest to the cause.
+_FIRST_KEPT = 2
+_LAST_KEPT = 8
+
+
+@dataclasses.dataclass
+class Recording:
+    """
+    The recording of this process.
+
+    Attributes:
+        settings: How it was set up.
+
+        started: When, in seconds since the epoch.
+
+        pid: The process that it belongs to; a forked child has none.
+
+        error: The exception that was seen, in one line, or ``""``.
+
+        died_at: The stack of that exception, innermost line first.
+
+        dumps: The dumps that are still on disk, oldest first.
+    """
+
+    settings: RecorderSettings
+    started: float = dataclasses.field(default_factory=time.time)
+    pid: int = dataclasses.field(default_factory=os.getpid)
+    error: str = ""
+    died_at: tuple[SidecarFrame, ...] = ()
+    dumps: list[Path] = dataclasses.field(default_factory=list)
+    _numbers: Iterator[int] = dataclasses.field(
+        default_factory=lambda: itertools.count(1)
+    )
+    _identity: Identity | None = None
+
+    @property
+    def identity(self) -> Identity:
+        """
+        Who this process is, also after its process groups are gone.
+        """
+        identity = current_identity()
+        if identity.rank is not None or self._identity is None:
+            self._identity = identity
+        return self._identity
+
+    def torch_path(self) -> Path:
+        """
+        Where torch itself writes its dump.
+        """
+        rank = self.identity.rank
+        who = "unknown" if rank is None else rank
+        return Path(f"{self.settings.dump_prefix}{who}")
+
+    def next_path(self) -> Path:
+        """
+        Where the next dump goes: a name that was never used before.
+        """
+        while True:
+            number = next(self._numbers)
+            name = f"{self.settings.token}-{number}_{self._who()}"
+            path = self.settings.dump_dir / name
+            if not is_there(path):
+                return path
+
+    def latest_path(self) -> Path:
+        """
+        The link to the latest dump.
+        """
+        return self.settings.dump_dir / f"latest_{self._who()}"
+
+    def keep(self, path: Path) -> None:
+        """
+        Remember a dump, and delete those that are neither early nor late.
+        """
+        self.dumps.append(path)
+        while len(self.dumps) > _FIRST_KEPT + _LAST_KEPT:
+            old = self.dumps.pop(_FIRST_KEPT)
+            for suffix in ("", SIDECAR_SUFFIX, TRACEBACK_SUFFIX):
+                old.with_name(old.name + suffix).unlink(missing_ok=True)
+
+    def _who(self) -> str:
+        rank = self.identity.rank
+        return "rank_unknown" if rank is None else f"rank_{rank}"
+
+
+_current: list[Recording] = []
+
+
+def current_recording() -> Recording | None:
+    """
+    What does this process record, if it was asked to?
+
+    Returns:
+        The recording; ``None`` before :func:`begin_recording`, and in a child
+        that was forked since.
+    """
+    if _current and _current[0].pid == os.getpid():
+        return _current[0]
+    return None
+
+
+def begin_recording(recording: Recording) -> Recording:
+    """
+    From now on this is what the process records.
+    """
+    _current[:] = [recording]
+    return recording
+
+
+def end_recording() -> None:
+    """
+    Forget the recording of this process.
+    """
+    _current.clear()
+
+
+T = TypeVar("T")
+
+# Threads of ours are called so, and not shown.
+THREAD_PREFIX = "distdebug"
+
+# Nobody wants to know that it is us who look.
+_OURS = str(Path(__file__).parents[1]) + os.sep
+
+_MOST_THREADS = 100
+_MOST_FRAMES = 100
+
+
+def describe_process(
+    recording: Recording, reason: str, *, dump: str = "", stacks: bool = True
+) -> Sidecar | None:
+    """
+    What belongs into the side-car of this process, right now?
+
+    Args:
+        recording: The recording of this process.
+
+        reason: Why it is written.
+
+        dump: File name of the dump beside the side-car.
+
+        stacks: Whether to note where every thread is.
+
+    Returns:
+        The side-car, or ``None`` as long as nobody told this process which
+        rank it is.
+    """
+    identity = recording.identity
+    if identity.rank is None:
+        return None
+
+    groups: tuple[SidecarGroup, ...] = _or_default(_groups, ())
+    return Sidecar(
+        path="",
+        rank=identity.rank,
+        world_size=max(identity.world_size or 0, identity.rank + 1),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        started=recording.started,
+        written=time.time(),
+        reason=reason,
+        error=recording.error,
+        dump=dump,
+        job=identity.job,
+        torch=_or_default(_torch_version, ""),
+        groups=groups,
+        mesh=_mesh(groups),
+        threads=(
+            _or_default(lambda: _threads(recording.died_at), ())
+            if stacks
+            else ()
+        ),
+    )
+
+
+def _or_default(read: Callable[[], T], default: T) -> T:
+    try:
+        return read()
+    except Exception:  # noqa: BLE001 torch's internals may change any day
+        return default
+
+
+def _torch_version() -> str:
+    return str(sys.modules["torch"].__version__)
+
+
+def _groups() -> tuple[SidecarGroup, ...]:
+    c10d: Any = sys.modules["torch.distributed.distributed_c10d"]
+    world = c10d._world  # noqa: SLF001 torch keeps memberships only there
+    groups = []
+    for pg in list(world.pg_map):
+        members = world.pg_group_ranks[pg]
+        backend = str(world.pg_map[pg][0])
+        if backend == "undefined":
+            backend = str(world.pg_backend_config.get(pg, ""))
+        groups.append(
+            SidecarGroup(
+                name=str(world.pg_names[pg]),
+                desc=str(getattr(pg, "group_desc", "")),
+                ranks=tuple(sorted(members, key=members.__getitem__)),
+                backend=_short_backend(backend),
+            )
+        )
+    return tuple(groups)
+
+
+def _short_backend(config: str) -> str:
+    """
+    ``"cpu:gloo,cuda:gloo"`` is ``"gloo"`` on whatever device.
+    """
+    names = {part.rpartition(":")[2] for part in config.split(",")}
+    return names.pop() if len(names) == 1 else config
+
+
+def _mesh(groups: Collection[SidecarGroup]) -> tuple[tuple[str, int], ...]:
+    """
+    The dimensions of the device mesh, which names its groups after them.
+
+    A rank is in one group per dimension, and the further apart the members
+    of a group are, the further out its dimension is.
+    """
+    found: dict[str, tuple[int, int]] = {}
+    for group in groups:
+        name = group.desc.removeprefix("mesh_")
+        if name == group.desc or len(group.ranks) == 0:
+            continue
+        stride = group.ranks[1] - group.ranks[0] if group.ranks[1:] else 0
+        found.setdefault(name, (stride, len(group.ranks)))
+    outermost_first = sorted(found.items(), key=lambda x: -x[1][0])
+    return tuple((name, size) for name, (_, size) in outermost_first)
+
+
+def traceback_frames(trace: TracebackType) -> tuple[SidecarFrame, ...]:
+    """
+    Where was an exception raised?  Innermost line first.
+
+    Args:
+        trace: Its traceback.
+    """
+    lines = list(traceback.walk_tb(trace))[-_MOST_FRAMES:]
+    return tuple(
+        SidecarFrame(frame.f_code.co_name, frame.f_code.co_filename, line or 0)
+        for frame, line in reversed(lines)
+    )
+
+
+def _threads(
+    died_at: tuple[SidecarFrame, ...],
+) -> tuple[tuple[str, tuple[SidecarFrame, ...]], ...]:
+    main = threading.main_thread().ident
+    names = {t.ident: t.name for t in threading.enumerate()}
+    names[main] = "MainThread"
+    threads: dict[str, tuple[SidecarFrame, ...]] = {}
+    frames = sys._current_frames()  # noqa: SLF001 there is no other way
+    for ident in sorted(frames, key=lambda i: i != main)[:_MOST_THREADS]:
+        name = names.get(ident, f"thread {ident}")
+        if name.startswith(THREAD_PREFIX):
+            continue
+        if name in threads:
+            name = f"{name} ({ident})"
+        # After an exception the main thread is only in our hook any more.
+        is_dead = ident == main and died_at
+        threads[name] = died_at if is_dead else _stack(frames[ident])
+    return tuple(threads.items())
+
+
+def _stack(frame: FrameType | None) -> tuple[SidecarFrame, ...]:
+    stack: list[SidecarFrame] = []
+    while frame is not None and frame.f_code.co_filename.startswith(_OURS):
+        frame = frame.f_back
+    while frame is not None and len(stack) < _MOST_FRAMES:
+        code = frame.f_code
+        line = frame.f_lineno or 0
+        stack.append(SidecarFrame(code.co_name, code.co_filename, line))
+        frame = frame.f_back
+    return tuple(stack)
+
+
+_logger = logging.getLogger("distdebug")
+_known: set[str] = set()
+
+# A message that differs each time must not fill the log.
+_MOST = 20
+
+
+def quietly(action: Callable[[], object]) -> None:
+    """
+    Do something; if it fails, say so once, and go on.
+
+    Args:
+        action: What to do.
+    """
+    try:
+        action()
+    except Exception as exc:  # noqa: BLE001 the job comes first
+        complaint = f"{type(exc).__name__}: {exc}"
+        if complaint not in _known and len(_known) < _MOST:
+            _known.add(complaint)
+            _logger.warning("recording goes on without: %s", complaint)
 
 
 def dump_flight_recorder(

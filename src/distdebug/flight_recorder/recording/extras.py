@@ -52,8 +52,7 @@ from .crash_signals import (
     save_action,
     set_handler,
 )
-from .dump import write_dump, write_words
-from .trace import (
+from .dump import (
     THREAD_PREFIX,
     TRACEBACK_SUFFIX,
     Recording,
@@ -62,6 +61,8 @@ from .trace import (
     is_in_flight,
     quietly,
     traceback_frames,
+    write_dump,
+    write_words,
 )
 
 

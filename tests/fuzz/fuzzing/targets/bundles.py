@@ -18,13 +18,13 @@ from distdebug.snapshots import (
     read_parts,
     write_manifest,
 )
+from distdebug.snapshots.bundle import read_manifest, run_in_mark
 from distdebug.snapshots.debug_server import (
     Told,
     keep_told,
     read_addresses,
     read_page,
 )
-from distdebug.snapshots.manifest import read_manifest, run_in_mark
 
 from ..places import file_of, folder_of
 from ..target import HERE, target

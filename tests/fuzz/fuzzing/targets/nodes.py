@@ -17,7 +17,7 @@ from distdebug.nodes.results import (
     ended_from_line,
     ended_to_line,
 )
-from distdebug.ray import debugger_checks, debugger_state
+from distdebug.ray import debugger_checks, debugger_child
 
 from ..target import target
 
@@ -85,5 +85,5 @@ def ray_tables(data: bytes) -> object:
     """
     text = data.decode("utf-8", "replace")
     debugger_checks.split_address(text[:200])
-    shared_env(debugger_state._loads(text))
+    shared_env(debugger_child._loads(text))
     return debugger_checks._judged("dashboard", "host:1", data, "2.50.1")

@@ -16,9 +16,9 @@ from typing import Any
 
 import attrs
 
-from ..._text import clean, list_text
-from ...findings import Cause
-from ...stacks import (
+from .._text import clean, list_text
+from ..findings import Cause
+from ..stacks import (
     ProcessStacks,
     ProcessView,
     StackFrame,

@@ -8,11 +8,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ..._text import clean, time_text
-from ...diagnosis import seen_by
-from ...findings import Diagnosis, GroupProgress, group_order
-from ...logs import PhaseReport, PhaseState
-from ..format import RankLinks, Section, as_sentence, moment_text, rank_links
+from .._text import clean, time_text
+from ..diagnosis import seen_by
+from ..findings import Diagnosis, GroupProgress, group_order
+from ..logs import PhaseReport, PhaseState
+from .format import RankLinks, Section, as_sentence, moment_text, rank_links
 
 
 _MOST_SHOWN = 24

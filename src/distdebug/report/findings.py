@@ -10,10 +10,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ..._text import clean, size_text
-from ...diagnosis import Seen, seen_by
-from ...findings import Diagnosis, Evidence, Finding, Missing, meaning_of
-from ..format import (
+from .._text import clean, size_text
+from ..diagnosis import Seen, seen_by
+from ..findings import Diagnosis, Evidence, Finding, Missing, meaning_of
+from .format import (
     Piece,
     RankLinks,
     Section,

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import attrs
 
-from ...waits import components
+from ..waits import components
 
 
 _SWEEPS = 4

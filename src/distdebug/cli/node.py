@@ -31,14 +31,14 @@ Exit status: 0 nothing is wrong, as far as can be seen; 1 something was found;
 """
 
 
-def add_parser(commands: Commands) -> None:
+def add_health_parser(commands: Commands) -> None:
     """
     Add the command.
     """
     parser = add_command(
         commands,
         "health",
-        run,
+        run_health,
         help="is this node, with its GPUs and its network, able to work?",
         text=_TEXT,
     )
@@ -70,7 +70,7 @@ def add_parser(commands: Commands) -> None:
     add_full_option(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run_health(args: argparse.Namespace) -> int:
     """
     Print how the node is; 1 if anything is wrong.
     """
@@ -104,3 +104,45 @@ def run(args: argparse.Namespace) -> int:
         is_fine = environment.is_healthy
         print_result(environment, is_fine=is_fine, full=args.full)
     return int(not (node.is_healthy and environment.is_healthy))
+
+
+_PREFLIGHT_TEXT = """
+Check, before a job hangs, whether its processes may be looked into on this
+node, and which tools are there; say what to do about what is missing.  Run it
+as the user, and in the container, that will have to do it.
+
+Example:
+  {prog} preflight
+
+Exit status: 0 all is well; 1 something is in the way; 2 could not look.
+"""
+
+
+def add_preflight_parser(commands: Commands) -> None:
+    """
+    Add the command.
+    """
+    parser = add_command(
+        commands,
+        "preflight",
+        run_preflight,
+        help="will it be possible to find out what is wrong?",
+        text=_PREFLIGHT_TEXT,
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print the checks as JSON"
+    )
+
+
+def run_preflight(args: argparse.Namespace) -> int:
+    """
+    Print what was checked; 1 if anything is in the way.
+    """
+    from ..snapshots import preflight
+
+    report = preflight()
+    if args.json:
+        print_json("preflight", report.to_dict())
+    else:
+        print(report)
+    return int(not report.is_ready)

@@ -8,10 +8,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from ..._text import clean, size_text
-from ...diagnosis import LogEvidence, seen_by
-from ...findings import Diagnosis
-from ...logs import (
+from .._text import clean, size_text
+from ..diagnosis import LogEvidence, seen_by
+from ..findings import Diagnosis
+from ..logs import (
     CollectiveLogs,
     LogGroup,
     LogRecord,
@@ -20,8 +20,8 @@ from ...logs import (
     ScanReport,
     TraceGroup,
 )
-from ...ray import Death, Deaths, DriverLog
-from ..format import (
+from ..ray import Death, Deaths, DriverLog
+from .format import (
     RankLinks,
     Section,
     cause_words,

@@ -22,10 +22,10 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from ..._text import clean
-from ...diagnosis import seen_by
-from ...findings import Cause, Diagnosis, Location
-from ...flight_recorder import (
+from .._text import clean
+from ..diagnosis import seen_by
+from ..findings import Cause, Diagnosis, Location
+from ..flight_recorder import (
     Channel,
     FlightReport,
     Frame,
@@ -36,7 +36,7 @@ from ...flight_recorder import (
     find_channels,
     shape_texts,
 )
-from ..format import Section
+from .format import Section
 from .graph import many_ranks
 from .matrix_cells import (
     Arrivals,

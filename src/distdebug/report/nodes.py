@@ -8,10 +8,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from ..._text import clean, list_text, size_text, time_text
-from ...diagnosis import seen_by
-from ...findings import Diagnosis, Finding
-from ...health import (
+from .._text import clean, list_text, size_text, time_text
+from ..diagnosis import seen_by
+from ..findings import Diagnosis, Finding
+from ..health import (
     Gpu,
     NodeFacts,
     Settings,
@@ -19,7 +19,7 @@ from ...health import (
     read_settings,
     those_of_ranks,
 )
-from ..format import (
+from .format import (
     Piece,
     Section,
     as_sentence,

@@ -11,10 +11,10 @@ from collections.abc import Hashable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from ..._text import clean
-from ...diagnosis import Seen, all_stacks, seen_by
-from ...findings import Diagnosis
-from ...stacks import (
+from .._text import clean
+from ..diagnosis import Seen, all_stacks, seen_by
+from ..findings import Diagnosis
+from ..stacks import (
     ProcessStacks,
     StackFrame,
     StackTree,
@@ -27,7 +27,7 @@ from ...stacks import (
     to_collapsed,
     to_speedscope,
 )
-from ..format import Section
+from .format import Section
 from .stack_tree import absent_from, cut_tree, line_of
 
 

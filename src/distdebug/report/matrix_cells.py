@@ -15,9 +15,9 @@ import numpy as np
 
 from numpy.typing import NDArray
 
-from ..._text import clean
-from ...findings import Diagnosis
-from ...flight_recorder import (
+from .._text import clean
+from ..findings import Diagnosis
+from ..flight_recorder import (
     COMPLETED,
     STARTED,
     Dumps,
@@ -32,7 +32,7 @@ from ...flight_recorder import (
     group_status,
     shape_texts,
 )
-from ...ranks import ranks_text
+from ..ranks import ranks_text
 
 
 # So many times of arrival are kept, the newest of each rank.

@@ -14,14 +14,14 @@ from typing import Any
 import attrs
 import numpy as np
 
-from ..._text import clean
-from ...diagnosis import seen_by
-from ...findings import Cause, Diagnosis, Finding, GroupRef
-from ...flight_recorder import Dumps, FlightReport
-from ...ranks import ranks_text
-from ...stacks import is_same_job
-from ...waits import Wait, components
-from ..format import Section
+from .._text import clean
+from ..diagnosis import seen_by
+from ..findings import Cause, Diagnosis, Finding, GroupRef
+from ..flight_recorder import Dumps, FlightReport
+from ..ranks import ranks_text
+from ..stacks import is_same_job
+from ..waits import Wait, components
+from .format import Section
 from .graph_layout import HEIGHT, WIDTH, Layout, lay_out
 
 
