@@ -19,10 +19,9 @@ from .flight_recorder import (
     add_env_parser,
     add_timeline_parser,
 )
-from .logs import add_logs_parser
+from .logs import add_logs_parser, add_phase_parser
 from .node import add_health_parser, add_preflight_parser
 from .nsight import add_nsight_parser
-from .phase import add_phase_parser
 from .snapshot import add_snapshot_parser
 from .stacks import add_stacks_parser
 from .watch import add_watch_parser

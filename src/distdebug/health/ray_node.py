@@ -15,11 +15,11 @@ from typing import Any
 import attrs
 
 from .._io import is_folder, matching, resolved
-from .._ray_address import knock, last_address
 from .._text import clean, time_text
 from ..errors import NoLogsError
 from ..findings import Cause, Evidence, Finding, Judged, as_finding
 from ..logs import open_log
+from ..nodes import knock, last_address
 
 
 _SIGNS = (

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from .process import run_process as run_process
     from .ray import Ray as Ray
     from .ray import RayExecutor as RayExecutor
+    from .ray import as_address as as_address
+    from .ray import knock as knock
+    from .ray import last_address as last_address
+    from .ray import read_short as read_short
     from .ray import shared_env as shared_env
     from .results import Arrival as Arrival
     from .results import Bound as Bound

@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -26,11 +27,13 @@ from concurrent.futures import wait as wait_for
 from contextlib import contextmanager, suppress
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from threading import Event
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import attrs
 
+from .._io import read_ordinary
 from .._text import clean
 from ..errors import MissingDependencyError, NodesError
 from .process import Channel, Conversation, Door, converse
@@ -872,3 +875,74 @@ def _place(node: str) -> Any:
     hosts = ", ".join(sorted({x["NodeManagerHostname"] for x in alive}))
     msg = f"the Ray cluster has no live node {node!r}; it has {hosts}"
     raise NodesError(msg, remedy="name one of them")
+
+
+_ADDRESS = re.compile(r"(\[?[0-9A-Za-z.:_-]{1,255}?\]?):(\d{1,5})")
+
+
+def last_address(session: Path) -> str:
+    """
+    Tell the address of the cluster that was the last to use a temporary
+    folder: ``ray start`` writes it there when it is done.
+
+    Args:
+        session: A session in that folder.
+
+    Returns:
+        The address; ``""`` if there is none.
+    """
+    return as_address(read_short(session.parent / "ray_current_cluster"))
+
+
+def read_short(path: Path) -> str:
+    """
+    Read what Ray keeps in a file of its own: an address, or a port.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Its text; ``""`` if it cannot be read.
+    """
+    try:
+        data = read_ordinary(path, 1024)
+    except (OSError, ValueError):
+        return ""
+    return data.decode(errors="replace").strip()
+
+
+def as_address(text: str) -> str:
+    """
+    Tell whether a text is an address.
+
+    Args:
+        text: Such as ``"10.0.0.1:6379"`` or ``"[fd00::1]:6379"``.
+
+    Returns:
+        The text; ``""`` if it is none.
+    """
+    found = _ADDRESS.fullmatch(text)
+    return text if found and int(found[2]) < 1 << 16 else ""
+
+
+def knock(
+    address: str, timeout_s: float
+) -> Literal["answers", "refused", "silent"]:
+    """
+    Tell whether somebody listens at an address.
+
+    Args:
+        address: The address.
+
+        timeout_s: How long to wait, in seconds.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection(
+            (host.strip("[]"), int(port)), timeout=timeout_s
+        ):
+            return "answers"
+    except ConnectionRefusedError:
+        return "refused"
+    except (OSError, ValueError, OverflowError):
+        return "silent"

@@ -17,11 +17,11 @@ from typing import Any
 
 import attrs
 
-from .._ray_address import as_address, knock, last_address, read_short
 from .._text import clean
 from ..capture import run_tool
 from ..errors import MissingDependencyError, NodesError
 from ..findings import as_plain
+from ..nodes import as_address, knock, last_address, read_short
 from .sessions import RaySession, WorkerLog
 from .workers import KnownActor, with_actor
 

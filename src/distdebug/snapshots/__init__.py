@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from .collect import snapshot_everywhere as snapshot_everywhere
     from .collect import version as version
     from .debug_server import keep_debug_server as keep_debug_server
-    from .dumps import MOST_BYTES as MOST_BYTES
-    from .dumps import ask_ranks as ask_ranks
-    from .dumps import find_dump_dirs as find_dump_dirs
-    from .dumps import keep_dumps as keep_dumps
+    from .node import MOST_BYTES as MOST_BYTES
+    from .node import ask_ranks as ask_ranks
+    from .node import find_dump_dirs as find_dump_dirs
+    from .node import keep_dumps as keep_dumps
     from .node import keep_facts as keep_facts
     from .node import keep_tails as keep_tails
     from .node import own_logs as own_logs

@@ -56,8 +56,15 @@ from .bundle import (
     write_manifest,
 )
 from .debug_server import keep_debug_server
-from .dumps import MOST_BYTES, ask_ranks, find_dump_dirs, keep_dumps
-from .node import keep_facts, keep_tails, own_logs
+from .node import (
+    MOST_BYTES,
+    ask_ranks,
+    find_dump_dirs,
+    keep_dumps,
+    keep_facts,
+    keep_tails,
+    own_logs,
+)
 from .options import Wanted
 
 

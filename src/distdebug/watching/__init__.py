@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from .hooks import webhook_hook as webhook_hook
     from .inside import Watch as Watch
     from .inside import watch as watch
+    from .loop import FilesState as FilesState
     from .loop import ProgressSensor as ProgressSensor
+    from .loop import last_known as last_known
     from .loop import poll_of as poll_of
     from .loop import watch_processes as watch_processes
     from .response import respond as respond
-    from .senses import FilesState as FilesState
-    from .senses import last_known as last_known
 else:
     from .._lazy import lazy_names
 

@@ -33,8 +33,18 @@ from .config import (
     several_paths,
 )
 from .hang import Duty, Hang, HangReason, Hook, Order, Response, say
-from .loop import LEAST_POLL_S, ProgressSensor, poll_of, watch_processes
-from .senses import FilesState, InTime, last_known, step, steps, switches
+from .loop import (
+    LEAST_POLL_S,
+    FilesState,
+    InTime,
+    ProgressSensor,
+    last_known,
+    poll_of,
+    step,
+    steps,
+    switches,
+    watch_processes,
+)
 
 
 # How long a child that was told to end may take, and then the thread.

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from distdebug.watching import senses
+from distdebug.watching import loop
 
 
 FAKE_PYTHON = """#!/bin/sh
@@ -83,7 +83,7 @@ def no_rank(monkeypatch):
     """
     for name in ("RANK", "WORLD_SIZE", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(senses, "_beats", [0])
+    monkeypatch.setattr(loop, "_beats", [0])
 
 
 class Told:
